@@ -1,8 +1,8 @@
 //! Loads blocks into the cache of decoded blocks. A stored block is read and decoded within the decode budget.
 //!
-//! All stored bytes become blocks here, for slices, derived results, statistics and `verify`. The steps are: determine
-//! the size, take the memory, decode, attach the permit to the elements. The callers differ in what they may wait for
-//! and in what they do with the block:
+//! Slices, derived results, statistics and `verify` load blocks with these functions. The steps are: determine the
+//! size, take the memory, decode, attach the permit to the elements. The callers differ in what they may wait for and
+//! in what they do with the block:
 //!
 //! | caller | waits | block |
 //! |---|---|---|

@@ -69,8 +69,8 @@ const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum time for which a request that waits for the storage holds memory that other requests need.
 pub(crate) const MAX_WAIT_HOLDING_MEMORY: Duration = Duration::from_secs(1);
 
-/// Interval at which a request that waits for the storage checks if requests of other containers need its memory. The
-/// request gives up if two checks in a row find that they do.
+/// Interval at which a request that waits for the storage checks if requests of other containers need its memory.
+/// [`Budget::abort_if_contended`] says when the request gives up.
 pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A permit for part of a [`Budget`]. It is given back when it is dropped.
@@ -399,9 +399,9 @@ impl Budget {
         Err(self.timed_out(max_wait))
     }
 
-    /// Waits for `future`, a request to a store with this pressure, while the caller holds a permit. Gives up if
-    /// requests of other containers wait for permits and the store is unresponsive or has kept the caller waiting for
-    /// [`MAX_WAIT_HOLDING_MEMORY`].
+    /// Waits for `future`, a request to a store with this pressure, while the caller holds a permit. Gives up if two
+    /// checks in a row find that requests of other containers are waiting for permits, and that the store is
+    /// unresponsive or has kept the caller waiting for [`MAX_WAIT_HOLDING_MEMORY`].
     ///
     /// # Errors
     /// Returns [`StoreError::Preempted`] if this function gives up.
@@ -549,8 +549,8 @@ impl Budget {
         release_with(data, move |data| budget.return_buffers([data], permit))
     }
 
-    /// Attaches `permit` to `data`, which fills its buffer, for a cache. Copies the data if its buffer would waste
-    /// memory ([`needs_copy`]); otherwise its buffer returns to the pool as with [`Self::own_pooled`].
+    /// Attaches `permit` to `data` for a cache. Copies the data if its buffer would waste memory ([`needs_copy`]);
+    /// otherwise its buffer returns to the pool as with [`Self::own_pooled`].
     pub(crate) fn own_pooled_for_cache<B>(&self, data: B, permit: Permit) -> Bytes
     where
         B: AsRef<[u8]> + Into<Bytes> + Into<Vec<u8>>,

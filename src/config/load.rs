@@ -21,7 +21,7 @@ pub struct ConfigSources {
     pub set: Vec<String>,
     /// Argument of `--listen`.
     pub listen: Option<String>,
-    /// Arguments ROOT, as [`parse_root`] returns them. If there are any, they replace all configured containers.
+    /// Arguments ROOT, parsed by [`parse_root`]. If there are any, they replace all configured containers.
     pub roots: Vec<(String, PathBuf)>,
     /// First path segments of the server's endpoints, which no container may have as its name.
     pub reserved: Vec<&'static str>,
@@ -151,7 +151,7 @@ impl ConfigMerger {
         Ok(())
     }
 
-    /// Replaces a setting by the value of a stronger source.
+    /// Replaces a setting with the value from a source of higher precedence.
     fn apply(&mut self, key: &str, value: Value, origin: String) {
         if key == "containers" {
             return self.apply_containers(value, BTreeMap::from([(key.to_owned(), origin)]));
@@ -165,12 +165,12 @@ impl ConfigMerger {
             self.errors.push(ConfigError::new(key, message).with_origin(origin));
             return;
         }
-        // A stronger source replaces a whole list: a merged list could not be made shorter.
+        // A source of higher precedence replaces the whole list, because a merged list could not be made shorter.
         self.origins.insert(key.to_owned(), origin);
         self.settings.insert(key.to_owned(), value);
     }
 
-    /// Replaces all containers by those of a stronger source. `origins` has the places of their keys.
+    /// Replaces all containers with those from a source of higher precedence. `origins` says where each key was set.
     fn apply_containers(&mut self, value: Value, origins: BTreeMap<String, String>) {
         self.clear_container_origins();
         self.origins.extend(origins);

@@ -126,7 +126,8 @@ impl SendQueue {
         self.record_queued(send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0))
     }
 
-    /// Records the size of the queue that the kernel reports. Returns the size that counts.
+    /// Records the size of the queue that the kernel reports. Returns the size to charge. With small segments, that
+    /// size does not shrink until the queue is empty.
     fn record_queued(&self, bytes: usize) -> usize {
         let counted = match self.small_segment_bytes {
             Some(_) if bytes > 0 => bytes.max(self.queued_bytes.load(Ordering::Relaxed)),

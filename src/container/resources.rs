@@ -181,7 +181,8 @@ impl Resources {
         Arc::new(new)
     }
 
-    /// Applies the sizes of these budgets, which are shared with the replaced resources.
+    /// Puts the sizes of the budgets into effect, also for the resources that these resources have replaced: both share
+    /// the memory of the budgets.
     pub fn apply_budgets(&self) {
         self.budgets().into_iter().for_each(Budget::apply_size);
     }
@@ -297,7 +298,11 @@ mod tests {
         assert_eq!(retained(&|new| new.recheck_data = RevalidationPolicy::Always), [true; 3]);
         assert_eq!(retained(&|new| new.slice_budget *= 2), [true, true, true]);
         assert_eq!(retained(&|new| new.decoded_cache *= 2), [true, false, true]);
+        assert_eq!(retained(&|new| new.decode_budget *= 2), [true, false, true]);
         assert_eq!(retained(&|new| new.stored_cache *= 2), [false, false, true]);
+        assert_eq!(retained(&|new| new.transfer_budget *= 2), [false, false, true]);
+        assert_eq!(retained(&|new| new.use_tiny_lfu = !new.use_tiny_lfu), [false, false, true]);
+        assert_eq!(retained(&|new| new.cores += 1), [true, false, false]);
     }
 
     #[tokio::test]

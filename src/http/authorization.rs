@@ -21,8 +21,9 @@ use crate::telemetry::metrics;
 /// Authorizes the request. Returns the caller's view of the mount; `None` if everyone sees the same.
 ///
 /// # Errors
-/// Returns a problem with status 400 for several tokens, 401 for an invalid token or if one is needed and missing, 404
-/// if the caller may not read the target, 503 if that cannot be decided now.
+/// Returns a problem with status 400 if the request has more than one token, and 401 if the token is invalid or a
+/// required token is missing. Returns 404 if the caller may not read the target, and 503 if the token cannot be checked
+/// now.
 pub(crate) async fn authorize(
     context: &RequestContext<'_>,
     control: &Arc<AccessControl>,

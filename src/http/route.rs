@@ -141,8 +141,8 @@ impl RequestTarget {
         }
     }
 
-    /// Returns the segments of the path after the parameters of the view, if the endpoint is a view. Returns `None` if
-    /// a parameter is missing.
+    /// Returns the segments that name a path in a container: all segments or, for a view, those after its path
+    /// parameters. Returns `None` if a parameter of the view is missing.
     pub(crate) fn container_path(&self) -> Option<&[String]> {
         let parameter_count = if let Endpoint::View(view) = self.endpoint { view.path_parameter_count() } else { 0 };
         self.segments.get(parameter_count..)

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use n5_format::{DataType, to_big_endian};
+use n5_format::{DataType, swap_byte_order};
 
 /// Options that the client sets, and properties of the region that some formats write into the response.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -95,7 +95,7 @@ impl Endian {
     /// Returns little-endian elements in this byte order. Their length is unchanged.
     pub fn arrange(self, elements: Bytes, data_type: &DataType) -> Bytes {
         match self.swapped_width(data_type) {
-            Some(width) => to_big_endian(elements, width),
+            Some(width) => swap_byte_order(elements, width),
             None => elements,
         }
     }

@@ -12,7 +12,7 @@ use super::slice_reader::{ReadPermits, SliceReader, cut_slabs};
 use crate::cache::{Permit, ReadError, ReadOptions};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
-use n5_format::{ConvertError, to_big_endian};
+use n5_format::{ConvertError, swap_byte_order};
 
 /// Longest wait for a client that counts as fast. A fast client does not hold its memory for long, so its next bands
 /// may grow even where there is not enough memory.
@@ -116,8 +116,8 @@ impl BandStream {
         }
     }
 
-    /// Converts the elements of a band, or swaps their bytes, on the CPU pool, in one job per slab, so that other jobs can run
-    /// in between.
+    /// Converts the elements of a band, or swaps their bytes, on the CPU pool, in one job per slab, so that other jobs
+    /// can run in between.
     async fn finish_slabs(&self, slabs: Vec<(Vec<u8>, Permit)>) -> Result<Vec<Bytes>, ReadError> {
         let cpu = &self.container.resources.cpu;
         let jobs = slabs.into_iter().map(|(data, mut permit)| {
@@ -127,7 +127,7 @@ impl BandStream {
                 let stored_bytes = data.len() as u64;
                 let mut bytes = slice.convert(data.into())?;
                 if let Some(width) = swapped_width {
-                    bytes = to_big_endian(bytes, width);
+                    bytes = swap_byte_order(bytes, width);
                 }
                 // The unconverted elements have been dropped.
                 if slice.is_converted() {

@@ -4,8 +4,8 @@
 //!
 //! 1. `plan` decides whether the slice is read as a whole or in `bands`. `existing_blocks` counts blocks if the
 //!    decision depends on them.
-//! 2. `slice_reader` takes memory, and creates a `canvas` of slabs for the elements of the region. `band_stream` reads
-//!    one band after another with it.
+//! 2. `slice_reader` takes memory, and creates a `canvas` of slabs for the elements of the region. `band_stream` takes
+//!    these steps for one band after another.
 //! 3. `gather` looks up the region's blocks in the cache, in batches. A block of a batch is a hit, a miss, or is read
 //!    in parts.
 //! 4. Jobs of `nonblocking_gather` paste the hits into the canvas. They load and paste those misses that need no

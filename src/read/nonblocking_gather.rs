@@ -57,9 +57,9 @@ const FILE_SLACK_BYTES: u64 = 64 << 10;
 
 /// A block to paste.
 pub(crate) enum PasteItem {
-    /// A block that is in memory.
+    /// An entry of the cache: a block, or a hole.
     Decoded(GridPosition, Arc<BlockEntry>),
-    /// A block that must be loaded.
+    /// A block that must be loaded, if it exists.
     Stored {
         /// Grid position of the block.
         position: GridPosition,
@@ -257,7 +257,7 @@ impl GatherContext {
         let location = self.block_location(position);
         let load = |flight: &FlightHandle| self.decode_for_cache(&location, job, lease, flight);
         let entry = self.blocks().entries.try_get_or_load((self.dataset.id, position.clone()), load)?;
-        if entry.validated_at.nanoseconds() < self.options.data_since {
+        if !entry.validated_at.is_fresh(self.options.data_since) {
             return None;
         }
         entry.check_decodable(&self.dataset, position).ok()?;

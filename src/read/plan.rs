@@ -106,8 +106,8 @@ impl PlannedSlice {
 pub struct SliceDelivery<'a> {
     /// Type that the elements are converted to. If it is the dataset's own type, they are sent unchanged.
     pub data_type: &'a DataType,
-    /// Bytes of memory that encoding a whole response takes in addition to the stored and the converted elements. If
-    /// that much memory is not available, a response that can be sent in bands is sent in bands.
+    /// Bytes of memory that encoding a whole response takes in addition to the stored and the converted elements. A
+    /// response is sent in bands if it can be and one response may not take that much memory.
     pub encoder_bytes: u64,
     /// Length of the header in bytes if the response can be sent in bands: the header, then the elements. `None` if it
     /// can only be sent as a whole. The caller must then refuse a slice that is planned in bands, because it is larger
@@ -373,7 +373,8 @@ pub(crate) fn size_and_bands(
     Ok((bytes, bands.map(|bands| bands.with_max_decodes(max_decodes))))
 }
 
-/// Returns how often a block may be decoded for the response, if the cache keeps none of the blocks.
+/// Returns the maximum number of times that a block may be decoded for the response, if the cache keeps none of the
+/// blocks.
 ///
 /// # Errors
 /// Returns [`SliceRefusal::TooCostly`] if too many bytes would be decoded.

@@ -148,8 +148,8 @@ impl SamplePlan {
 /// Damaged blocks are skipped and counted.
 ///
 /// # Errors
-/// Returns [`ReadError`] if the store fails, if there is not enough memory, or if all blocks are damaged: then that of
-/// one of the blocks.
+/// Returns [`ReadError`] if the store fails or there is not enough memory. Returns the error of a block if all blocks
+/// are damaged.
 pub async fn sample_statistics(
     container: &Container,
     options: ReadOptions,

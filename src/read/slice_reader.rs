@@ -29,7 +29,7 @@ use n5_format::{GridPosition, Region};
 /// soon as it has been sent.
 const SLAB_BYTES: u64 = 1 << 20;
 
-/// Reads a planned slice as a whole. A [`BandStream`](super::BandStream) uses the reader for each of its bands.
+/// Reads a planned slice as a whole. A [`BandStream`](super::BandStream) reads its bands with the same steps.
 ///
 /// The elements have the type of the dataset: they are not converted yet. They are little-endian, first axis fastest.
 /// Holes and elements outside the dataset are zero.

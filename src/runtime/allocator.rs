@@ -60,7 +60,7 @@ impl BackingAllocator {
 // if its new size belongs to another allocator.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those that each allocator requires.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc::alloc`, and no allocator requires more.
         unsafe {
             match BackingAllocator::for_layout(layout) {
                 BackingAllocator::System => System.alloc(layout),

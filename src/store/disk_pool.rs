@@ -27,7 +27,8 @@ pub struct StorePressure {
     pub running: usize,
     /// Number of calls that have not started.
     pub queued: usize,
-    /// True if no call has ended for too long. Further calls then fail at once, except for one probe per second.
+    /// True if calls are running and none has ended within the stall time. Further calls then fail immediately, except
+    /// for one probe per second.
     pub is_stalled: bool,
     /// Time since a call last ended, if calls run whose callers may still wait; otherwise 0.
     pub no_progress_for: Duration,
@@ -353,7 +354,7 @@ impl DiskPoolShared {
         job.run(&|| self.finish_call(id));
     }
 
-    /// Records that a call has ended, and notifies the calls that wait for the end of calls.
+    /// Records that a call has ended, and wakes the tasks that are waiting for calls to end.
     fn finish_call(&self, id: u64) {
         let mut state = self.lock();
         let index = state.running.iter().position(|call| call.id == id);

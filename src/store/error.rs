@@ -38,10 +38,10 @@ pub enum StoreError {
     /// The store did not answer within its deadline.
     #[error("{0} {1:?}: no answer in time")]
     Timeout(&'static str, Key),
-    /// The call was not tried, because no call of the store has returned for too long.
+    /// The call was not tried, because no call to the store has returned within the stall time.
     #[error("{0} {1:?}: not tried, the storage has not responded for a while")]
     Stalled(&'static str, Key),
-    /// The call was not tried, because earlier calls for the same operation have not returned for too long.
+    /// The call was not tried, because earlier calls for the same operation have not returned within the stall time.
     #[error("{0} {1:?}: not tried, earlier calls for the same operation got no answer")]
     KeyStalled(&'static str, Key),
     /// The call was not tried, because the queue of waiting calls is full.
@@ -106,10 +106,10 @@ pub(super) enum LocalError {
     /// The call took longer than the deadline.
     #[error("no answer in time")]
     Timeout,
-    /// The call was not tried, because no call has returned for too long.
+    /// The call was not tried, because no call has returned within the stall time.
     #[error("the storage has not responded for a while")]
     Stalled,
-    /// The call was not tried, because earlier calls for the same operation have not returned for too long.
+    /// The call was not tried, because earlier calls for the same operation have not returned within the stall time.
     #[error("earlier calls for the same operation got no answer")]
     OperationStalled,
     /// The queue is full.

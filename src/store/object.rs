@@ -18,8 +18,8 @@ pub struct ObjectMeta {
     pub len: u64,
     /// Last modification, if the store knows it.
     pub modified: Option<SystemTime>,
-    /// Strong, quoted entity tag. If the store can tell, copies of an object on several machines have the same entity
-    /// tag.
+    /// Strong, quoted entity tag. Copies of an object on several machines have the same tag, unless the store derives
+    /// tags from metadata of one machine, such as inodes.
     pub etag: Arc<str>,
     /// Version, which changes whenever the object is replaced or written, as far as the store can tell.
     pub version: u64,

@@ -374,7 +374,7 @@ impl Chunk {
     /// returns the number of bytes of the slice before the byte `from`.
     ///
     /// # Errors
-    /// Returns [`ReadError::TooLarge`] if the slice takes too much memory.
+    /// Returns [`ReadError::TooLarge`] if the slice is refused.
     pub fn plan_byte_range(
         &self,
         container: &Container,

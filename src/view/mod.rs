@@ -170,3 +170,6 @@ impl PartialEq for dyn View {
 }
 
 impl Eq for dyn View {}
+
+#[cfg(test)]
+mod tests;

@@ -218,8 +218,8 @@ impl<'a> NodeLoader<'a> {
         self.children.clone().ok_or_else(|| ReadError::NotFound(self.key.clone()))
     }
 
-    /// Measures the attributes at the required paths below `node`. Returns the path and key of each directory that has
-    /// readable attributes.
+    /// Accounts for the memory of the attributes at all paths that conventions require of `node`. Returns the path and
+    /// key of each directory that has readable attributes.
     async fn measure_required_paths(&mut self, node: &Node) -> Result<Vec<(String, Key)>, ReadError> {
         let mut required = Vec::new();
         for path in n5_metadata::required_paths(node) {

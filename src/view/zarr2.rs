@@ -149,7 +149,7 @@ async fn consolidated(lookup: &ViewLookup<'_>, directory: &Key) -> Result<Resolv
 
 #[cfg(test)]
 mod tests {
-    use super::super::zarr_array::tests::layout;
+    use super::super::tests::layout;
     use super::*;
 
     #[test]

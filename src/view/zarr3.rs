@@ -156,7 +156,7 @@ fn codecs(layout: &ZarrLayout) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::zarr_array::tests::layout;
+    use super::super::tests::layout;
     use super::*;
 
     #[test]

@@ -13,7 +13,7 @@ use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::lookup::{ResolvedKey, ViewLookup};
 use crate::cache::{Dataset, GroupState, ReadError};
 use crate::store::Key;
-use n5_format::{Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes, to_big_endian};
+use n5_format::{Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes, swap_byte_order};
 
 /// Kind of node that a directory is in a Zarr hierarchy.
 #[derive(Debug)]
@@ -124,7 +124,7 @@ impl ChunkEncoder for ZarrEncoding {
     }
 
     fn encode(&self, array: Array) -> Result<Bytes, ReadError> {
-        let data = if self.is_big_endian { to_big_endian(array.data, self.width) } else { array.data };
+        let data = if self.is_big_endian { swap_byte_order(array.data, self.width) } else { array.data };
         self.compression
             .encode_to_bytes(data, self.width)
             .map_err(|error| ReadError::NotRepresentable(error.to_string()))
@@ -206,22 +206,11 @@ impl ZarrLayout {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use serde_json::json;
 
+    use super::super::tests::dataset;
     use super::*;
-    use n5_format::AttributesDocument;
-
-    fn dataset(dimensions: &[u64], blocks: &[u64], data_type: &str, compression: &Value) -> DatasetAttributes {
-        let text = json!({"dimensions": dimensions, "blockSize": blocks, "dataType": data_type,
-            "compression": compression});
-        DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap()).unwrap()
-    }
-
-    /// Returns the layout of a dataset of 7 by 5 elements in blocks of 5 by 4.
-    pub(in crate::view) fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
-        ZarrLayout::of(&dataset(&[7, 5], &[5, 4], data_type, compression)).unwrap()
-    }
 
     #[test]
     fn datasets_in_zarr_encodings_keep_encoding_and_byte_order() {

@@ -292,13 +292,13 @@ pub struct BlockDecoder<'a, B> {
     width: usize,
     /// Size of all elements in bytes.
     decoded_bytes: usize,
-    /// The same and the codec's scratch memory.
+    /// Memory that decoding takes, in bytes. The codec's scratch memory is missing in a decoder of a prefix.
     memory_bytes: u64,
 }
 
 impl<'a, B: AsRef<[u8]>> BlockDecoder<'a, B> {
     /// Creates the decoder of the block at `position` of a dataset. `stored` is the content of the block's file, such
-    /// as [`Bytes`] or `&[u8]`. Nothing is allocated.
+    /// as [`Bytes`] or `&[u8]`. No memory is allocated for the elements.
     ///
     /// Performs every check that is possible without decoding.
     ///
@@ -370,9 +370,9 @@ impl<'a, B: AsRef<[u8]>> BlockDecoder<'a, B> {
 impl BlockDecoder<'_, Bytes> {
     /// Decodes the block. The result shares the buffer of the stored block if the elements need no change.
     ///
-    /// If the block is compressed, `take_buffer` is called with the size of the elements in bytes. The result takes over
-    /// the buffer that the function returns, whatever its content. Its capacity should be exactly that size, or 0 to
-    /// allocate a buffer.
+    /// If the block is compressed, `take_buffer` is called with the size of the elements in bytes. The result takes
+    /// over the buffer that the function returns, whatever its content, if its capacity is exactly that size. A buffer
+    /// of another capacity is not used.
     ///
     /// # Errors
     /// Returns [`BlockError::Payload`] if the payload is damaged or decodes to another length than the header claims,
@@ -393,11 +393,14 @@ impl BlockDecoder<'_, Bytes> {
             self.codec.decode(payload, self.decoded_bytes, scratch, cancel_check)?
         } else {
             let mut output = take_buffer(self.decoded_bytes);
+            if output.capacity() != self.decoded_bytes {
+                output = Vec::new();
+            }
             self.codec.decode_into(&payload, self.decoded_bytes, &mut output, scratch, cancel_check)?;
             output.into()
         };
         self.check_length(&data)?;
-        Ok(Block { size: self.header.size, data: to_big_endian(data, self.width) })
+        Ok(Block { size: self.header.size, data: swap_byte_order(data, self.width) })
     }
 }
 
@@ -447,7 +450,7 @@ pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: BlockEnco
     }
     let mut block = Vec::with_capacity(header.len() + if encoding == BlockEncoding::Raw { data.len() } else { 0 });
     block.extend(header);
-    encoding.encode(&to_big_endian(data, width), width, &mut block)?;
+    encoding.encode(&swap_byte_order(data, width), width, &mut block)?;
     block.shrink_to_fit();
     Ok(block.into())
 }
@@ -464,9 +467,9 @@ pub fn block_header(size: &[u64]) -> Option<Vec<u8>> {
     Some(header)
 }
 
-/// Converts little-endian elements of `width` bytes to big-endian, the byte order of the format, or vice versa. Works
-/// in place if the buffer is not shared.
-pub fn to_big_endian(data: Bytes, width: usize) -> Bytes {
+/// Reverses the bytes of each element of `width` bytes: from little-endian to big-endian, the byte order of the format,
+/// or vice versa. Works in place if the buffer is not shared.
+pub fn swap_byte_order(data: Bytes, width: usize) -> Bytes {
     if width == 1 || data.is_empty() {
         return data;
     }
@@ -747,5 +750,42 @@ mod tests {
         assert!(encode_block(&[1 << 32], 1, Bytes::new(), BlockEncoding::Raw).is_err());
         let short = encode_block(&[2], 2, Bytes::from_static(&[1, 2, 3]), BlockEncoding::Raw);
         assert_eq!(short, Err(CodecError::Encode { reason: "3 bytes are not [2] elements of 2 bytes".to_owned() }));
+    }
+
+    #[test]
+    fn only_a_compressed_block_takes_a_buffer_and_only_one_of_its_size() {
+        let attributes = |compression: &str| {
+            let text = format!(
+                r#"{{"dimensions":[4],"blockSize":[4],"dataType":"uint16","compression":{{"type":"{compression}"}}}}"#
+            );
+            DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap()).unwrap()
+        };
+        let data = Bytes::from_static(&[1, 0, 2, 0, 3, 0, 4, 0]);
+        let mut scratch = Scratch::default();
+        let (raw, gzip) = (BlockEncoding::Raw, BlockEncoding::Gzip);
+        for (encoding, capacity, is_reused) in [(raw, 8, false), (gzip, 8, true), (gzip, 9, false)] {
+            let compression = encoding.name();
+            let attributes = attributes(compression);
+            let stored = encode_block(&[4], 2, data.clone(), encoding).unwrap();
+            let buffer = vec![0xff; capacity];
+            let address = buffer.as_ptr();
+            let decoder = BlockDecoder::new(stored.clone(), &attributes, &[0], 1 << 20).unwrap();
+            let decoded = decoder.decode(
+                |bytes| {
+                    assert_eq!(bytes, 8);
+                    buffer
+                },
+                &mut scratch,
+                CancelCheck::NEVER,
+            );
+            let decoded = decoded.unwrap();
+            assert_eq!(decoded.data, data, "{compression}");
+            assert_eq!(decoded.data.as_ptr() == address, is_reused, "{compression}, {capacity}");
+            // The same scratch memory serves the other way to decode.
+            let decoder = BlockDecoder::new(&*stored, &attributes, &[0], 1 << 20).unwrap();
+            let mut output = Vec::new();
+            let (_, elements) = decoder.decompress(&mut output, &mut scratch, CancelCheck::NEVER).unwrap();
+            assert_eq!(elements, [0, 1, 0, 2, 0, 3, 0, 4], "{compression}");
+        }
     }
 }

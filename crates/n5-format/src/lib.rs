@@ -18,7 +18,7 @@ mod statistics;
 
 pub use array::{Array, paste, paste_big_endian, paste_zeros};
 pub use attributes::{AttributesError, DatasetAttributes, DescribedDataset, MAX_RANK};
-pub use block::{Block, BlockDecoder, BlockError, BlockHeader, BlockMode, block_header, encode_block, to_big_endian};
+pub use block::{Block, BlockDecoder, BlockError, BlockHeader, BlockMode, block_header, encode_block, swap_byte_order};
 pub use compression::{BlockEncoding, CancelCheck, Codec, CodecError, Codecs, Compression, Scratch};
 pub use convert::{ConvertError, convert};
 pub use data_type::DataType;

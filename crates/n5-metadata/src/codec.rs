@@ -121,8 +121,8 @@ pub(crate) fn block_bytes_as(dataset: &DatasetAttributes, data_type: &DataType) 
     dataset.block_size().iter().try_fold(item_size, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }
 
-/// Returns the numcodecs configuration in attributes that zarr-python 2 wrote, which are the configuration itself, with
-/// `id` repeated as `type`. Returns `None` if zarr-python 2 did not write the attributes.
+/// Returns the numcodecs configuration of a dataset that zarr-python 2 wrote. zarr-python 2 stores the configuration
+/// unchanged and repeats its `id` as `type`. Returns `None` if another program wrote the attributes.
 fn numcodecs_passed_through(name: &str, parameters: &Map<String, Value>) -> Option<Value> {
     let is_numcodecs = parameters.get("id").and_then(Value::as_str) == Some(name);
     (is_numcodecs || (name == "lz4" && parameters.contains_key("acceleration"))).then(|| {

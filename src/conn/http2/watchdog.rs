@@ -41,8 +41,8 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Watchdog of an HTTP/2 connection and its streams.
 #[derive(Debug, Default)]
 pub(crate) struct Http2Watchdog {
-    /// Maximum time a client may go without accepting any bytes, before it is multiplied by [`STALL_FACTOR`] or
-    /// [`LONG_STALL_FACTOR`].
+    /// Base limit of the time that a client may go without accepting any bytes. [`STALL_FACTOR`] and
+    /// [`LONG_STALL_FACTOR`] multiply this limit.
     stall_limit: Duration,
     /// Maximum time that a connection may stay open without a stream.
     idle_limit: Duration,

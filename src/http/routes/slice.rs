@@ -37,9 +37,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
     let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.parts.headers.contains_key(name));
     let is_rate_limited = context.app.options.client_limits.bytes_per_second > 0;
-    // Only a whole response is compressed. The limits of small bands would leave more responses uncompressed.
-    let streaming =
-        if is_rate_limited && content_coding.is_none() { Streaming::IfLargeInSmallBands } else { Streaming::IfLarge };
+    let streaming = if is_rate_limited { Streaming::IfLargeInSmallBands } else { Streaming::IfLarge };
     let plan = request.plan(container, context.read_options, streaming, !has_precondition).await?;
 
     let mut entity = Entity::new(format.media_type(), mount.found_cache_control.clone());

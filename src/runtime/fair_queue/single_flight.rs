@@ -54,7 +54,7 @@ pub enum FlightEnd<T> {
     Done(T),
     /// The leader gave up. A waiter may join again, and may become the leader.
     Abandoned,
-    /// The work panicked with this message.
+    /// The work panicked. The text names the message of the panic.
     Panicked(String),
 }
 

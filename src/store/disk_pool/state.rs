@@ -240,9 +240,9 @@ pub(super) struct DiskPoolState {
     pub(super) threads: usize,
     /// Number of threads that wait for work and have not been woken.
     pub(super) idle: usize,
-    /// Number of threads that have been woken but do not run yet.
+    /// Number of threads that have been woken but are not running yet.
     pub(super) woken: usize,
-    /// Number of threads that have been started but do not run yet.
+    /// Number of threads that have been started but are not running yet.
     pub(super) starting: usize,
     /// Minimum number of idle threads since the given time. This many threads are surplus. The idle time of a single
     /// thread would not show that: threads are woken in turn, so none is idle for [`IDLE_TIMEOUT`] while there is work.

@@ -109,7 +109,8 @@ pub(super) fn path_below(root: &Path, key: &Key) -> SmallVec<[u8; PATH_BYTES]> {
     path
 }
 
-/// `statfs` magic numbers of local file systems. Without a server, the cached metadata of a file are always current.
+/// `statfs` magic numbers of local file systems. No other machine can change their files, so the metadata that the
+/// kernel caches are always current.
 const LOCAL_FILESYSTEM_MAGICS: &[u64] = &[
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // xfs

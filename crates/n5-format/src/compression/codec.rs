@@ -49,8 +49,8 @@ pub trait Codec: fmt::Debug + Send + Sync {
         cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError>;
 
-    /// Returns true if elements are stored uncompressed. Their blocks are decoded by [`Codec::decode`], all others by
-    /// [`Codec::decode_into`].
+    /// Returns true if elements are stored uncompressed. A whole block of them is decoded by [`Codec::decode`], and a
+    /// block of any other codec by [`Codec::decode_into`].
     fn is_uncompressed(&self) -> bool {
         false
     }
