@@ -5,11 +5,23 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::config::{ConfigFile, ConfigSources, parse_root};
 use crate::verify::Severity;
 
-const AFTER_HELP: &str = "\
+const SHORT_HELP: &str = "\
+Examples:
+  n5-server                              a small demo container
+  n5-server volume.n5 --open             one container, opened in the browser
+  n5-server em.n5 seg.n5                 two containers, under /em/ and /seg/
+  n5-server volume.n5 -l 0.0.0.0:8080    also reachable from other machines
+  n5-server verify volume.n5             decodes everything and reports damage
+  n5-server inspect volume.n5 em/s0      describes a dataset and the programs that can read it
+
+--help explains the routes, the settings and the exit status.";
+
+const LONG_HELP: &str = "\
 Routes (more in docs/API.md and openapi.yaml):
   /                               the container as stored: attributes.json, blocks, listings
                                   in a browser, a page with a preview and links
@@ -24,7 +36,7 @@ Routes (more in docs/API.md and openapi.yaml):
 Several containers are mounted under their names: /em/attributes.json, /slice/em/DATASET.
 
 Settings, strongest first:
-  ROOT, --listen
+  ROOT, --listen, --port
   --set cache.decoded=1GiB
   N5_CACHE__DECODED=1GiB          in the environment: N5_, section, two underscores, key
   --config FILE                   [cache] and decoded = \"1GiB\"
@@ -36,7 +48,8 @@ Durations: 500ms, 30s, 5m, 1h 30m, 7d
 Examples:
   n5-server                                      a small demo container
   n5-server /data/volume.n5                      one container, at http://127.0.0.1:8080/
-  n5-server em=/data/em.n5 seg=/data/seg.n5      two containers, under /em/ and /seg/
+  n5-server /data/em.n5 /data/seg.n5             two containers, under /em/ and /seg/
+  n5-server em=/data/1.n5 seg=/data/2.n5         the same, with other names than those of the directories
   n5-server /data/volume.n5 --listen 0.0.0.0:80  also reachable from other machines
   n5-server --config lab.toml --check-config     reports all errors in lab.toml at once
   n5-server /data/volume.n5 --set cache.decoded=4GiB --set log.format=json
@@ -74,24 +87,45 @@ Examples:
 Exit status: 0, or 2 if there is no such container, group or dataset.";
 
 /// Serves N5 containers over HTTP: metadata, blocks as stored, and arbitrary sub-regions.
-#[derive(Debug, Clone, Default, Parser)]
-#[expect(clippy::struct_excessive_bools, reason = "one for each command-line switch")]
-#[command(name = "n5-server", version, after_help = AFTER_HELP, max_term_width = 120)]
-#[command(args_conflicts_with_subcommands = true)]
+#[derive(Debug, Clone, Parser)]
+#[command(name = "n5-server", version, max_term_width = 120, args_conflicts_with_subcommands = true)]
+#[command(after_help = SHORT_HELP, after_long_help = LONG_HELP)]
 pub(super) struct Cli {
-    /// Command to run instead of serving.
+    /// Command to run; without a command, the server starts.
     #[command(subcommand)]
     pub(super) command: Option<Command>,
 
-    /// Directory of a container, or NAME=DIRECTORY; several containers need names. Replaces the configured containers.
-    /// An argument is a plain path if the part before its first "=" contains a slash, or if it names an existing
-    /// directory. Without any container, here or in the configuration, a small demo container is served.
+    #[command(flatten)]
+    pub(super) serve: ServeArgs,
+}
+
+/// Arguments of `n5-server` and of `n5-server serve`.
+#[derive(Debug, Clone, Default, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each command-line switch")]
+pub(super) struct ServeArgs {
+    /// Directory of a container, or NAME=DIRECTORY
+    ///
+    /// Several containers are served under their names; without NAME, a container has the name of its directory, without
+    /// ".n5". The containers replace those of the configuration. An argument is a plain path if the part before its first
+    /// "=" contains a slash, or if it names an existing directory. Without any container, here or in the configuration, a
+    /// small demo container is served.
     #[arg(value_name = "ROOT")]
     pub(super) roots: Vec<OsString>,
 
-    /// Listening address: IP:PORT (port 0 for any free port) or unix:/path/to/socket [default: 127.0.0.1:8080]
+    /// Listening address: PORT, IP:PORT or unix:/path/to/socket [default: 127.0.0.1:8080]
+    ///
+    /// Port 0 stands for any free port. PORT alone, and localhost:PORT, can be reached from this machine only. With
+    /// 0.0.0.0:PORT, other machines can reach the server, too.
     #[arg(short, long, value_name = "ADDRESS")]
     pub(super) listen: Option<String>,
+
+    /// Port of the listening address, whose other part stays as it is configured
+    #[arg(short, long, value_name = "PORT", conflicts_with = "listen")]
+    pub(super) port: Option<u16>,
+
+    /// Opens the front page in the default browser when the server is ready
+    #[arg(long)]
+    pub(super) open: bool,
 
     /// Reads settings from a TOML file
     #[arg(short, long, value_name = "FILE")]
@@ -118,9 +152,12 @@ pub(super) struct Cli {
     pub(super) print_default_config: bool,
 }
 
-/// A command of the program other than serving.
+/// A command of the program.
 #[derive(Debug, Clone, Subcommand)]
 pub(super) enum Command {
+    /// Serves containers, as without a command
+    #[command(after_help = SHORT_HELP, after_long_help = LONG_HELP)]
+    Serve(ServeArgs),
     /// Creates a token and prints it, once, together with its line for the file named by access.tokens
     Token {
         /// Name of the token's owner: letters, digits and - . _
@@ -143,6 +180,13 @@ pub(super) enum Command {
     Verify(VerifyArgs),
     /// Describes a container, group or dataset
     Inspect(InspectArgs),
+    /// Prints the completions of this command line for a shell
+    Completions {
+        /// Shell that will read the completions
+        shell: Shell,
+    },
+    /// Prints the manual page, in the format of man(7)
+    Man,
 }
 
 /// Arguments of `n5-server verify`.
@@ -221,7 +265,7 @@ pub(super) struct InspectArgs {
     pub(super) set: Vec<String>,
 }
 
-impl Cli {
+impl ServeArgs {
     /// Returns the sources of the configuration: the arguments, the text of the `--config` file, and the environment.
     /// `is_directory` decides whether a ROOT that contains `=` is a path.
     pub(super) fn sources(
@@ -236,6 +280,7 @@ impl Cli {
             environment,
             set: self.set.clone(),
             listen: self.listen.clone(),
+            port: self.port,
             roots: self.roots.iter().map(|text| parse_root(text, &is_directory)).collect(),
             reserved,
         }
@@ -256,11 +301,11 @@ fn severity_parser() -> impl TypedValueParser<Value = Severity> {
     })
 }
 
-/// Returns the command line of a server with this container and these settings.
-pub(super) fn server_cli(root: &Path, config: Option<&PathBuf>, set: &[String]) -> Cli {
+/// Returns the arguments of a server with this container and these settings.
+pub(super) fn serve_args(root: &Path, config: Option<&PathBuf>, set: &[String]) -> ServeArgs {
     // An absolute path is never parsed as NAME=DIRECTORY.
     let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
-    Cli { roots: vec![root.into()], config: config.cloned(), set: set.to_vec(), ..Cli::default() }
+    ServeArgs { roots: vec![root.into()], config: config.cloned(), set: set.to_vec(), ..ServeArgs::default() }
 }
 
 #[cfg(test)]
@@ -279,7 +324,7 @@ mod tests {
     fn arguments_become_sources() {
         let cli =
             Cli::try_parse_from(["n5-server", "em=/a", "-l", "127.0.0.1:0", "--set", "log.format=json", "seg=/b"]);
-        let sources = cli.unwrap().sources(None, Vec::new(), |_| false, vec!["slice"]);
+        let sources = cli.unwrap().serve.sources(None, Vec::new(), |_| false, vec!["slice"]);
         let config = Config::load(&sources).unwrap();
         assert_eq!(config.containers.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["em", "seg"]);
         assert_eq!(config.log.format, LogFormat::Json);

@@ -8,9 +8,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
+use clap_complete::Shell;
 use tokio::runtime::Builder;
 
-use super::arguments::{Cli, Command, server_cli};
+use super::arguments::{Cli, Command, ServeArgs, serve_args};
 use super::healthcheck::healthcheck;
 use super::inspect::inspect;
 use super::process::{EXIT_USAGE, block_on, fail, print};
@@ -19,6 +20,10 @@ use super::verify::verify;
 use crate::config::{Config, ConfigFile, DEFAULTS};
 use crate::{access, http, server};
 
+/// Minimum similarity of a word and the name of a command, from 0 to 1, at which the word is taken for a misspelled
+/// command.
+const MIN_SIMILARITY: f64 = 0.6;
+
 /// Runs the program with the arguments of its command line and returns its exit status.
 pub fn run() -> ExitCode {
     let command = Cli::command().long_version(long_version());
@@ -26,47 +31,87 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    if let Some(command) = &cli.command {
-        return run_command(command);
+    match &cli.command {
+        None => run_server(&cli.serve),
+        Some(Command::Serve(args)) => run_server(args),
+        Some(Command::Token { name, expires, groups, read }) => issue_token(name, expires.as_deref(), groups, read),
+        Some(Command::Verify(args)) => {
+            let server = serve_args(&args.root, args.config.as_ref(), &args.set);
+            run_maintenance(&server, async |config| verify(config, args).await)
+        }
+        Some(Command::Inspect(args)) => {
+            let server = serve_args(&args.root, args.config.as_ref(), &args.set);
+            run_maintenance(&server, async |config| inspect(config, args).await)
+        }
+        Some(Command::Completions { shell }) => print_completions(*shell),
+        Some(Command::Man) => print_manual(),
     }
-    if cli.print_default_config {
+}
+
+/// Serves, or does what a switch asks for instead.
+fn run_server(args: &ServeArgs) -> ExitCode {
+    if args.print_default_config {
         return print(DEFAULTS);
     }
-    let config = match load_config(&cli).and_then(|config| server::check_rules(&config).map(|()| config)) {
+    if let Some(advice) = misspelled_command(args) {
+        return fail(&anyhow::anyhow!(advice), EXIT_USAGE);
+    }
+    let config = match load_config(args).and_then(|config| server::check_rules(&config).map(|()| config)) {
         Ok(config) => config,
         Err(error) => return fail(&error, EXIT_USAGE),
     };
-    if cli.check_config {
+    if args.check_config {
         if let Err(error) = server::check_files(&config) {
             return fail(&error, EXIT_USAGE);
         }
         return print(&format!("configuration is valid\n{}\n", config.summary()));
     }
-    if cli.print_config {
+    if args.print_config {
         return match config.to_toml() {
             Ok(text) => print(&text),
             Err(error) => fail(&error.into(), EXIT_USAGE),
         };
     }
-    let result = if cli.healthcheck { healthcheck(&config) } else { serve(config, move || load_config(&cli)) };
+    let result = if args.healthcheck {
+        healthcheck(&config)
+    } else {
+        let reload_args = args.clone();
+        serve(config, args.open, move || load_config(&reload_args))
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
     }
 }
 
-/// Runs a command other than serving.
-fn run_command(command: &Command) -> ExitCode {
-    match command {
-        Command::Token { name, expires, groups, read } => issue_token(name, expires.as_deref(), groups, read),
-        Command::Verify(args) => {
-            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
-            run_maintenance(&server, async |config| verify(config, args).await)
-        }
-        Command::Inspect(args) => {
-            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
-            run_maintenance(&server, async |config| inspect(config, args).await)
-        }
+/// Returns advice if the first ROOT is probably a misspelled command: it names no file or directory, and is similar to
+/// the name of a command.
+fn misspelled_command(args: &ServeArgs) -> Option<String> {
+    let word = args.roots.first()?.to_str()?;
+    if word.contains(['/', '=']) || Path::new(word).exists() {
+        return None;
+    }
+    let command = Cli::command();
+    let names = command.get_subcommands().map(clap::Command::get_name);
+    let similarity = |name: &str| strsim::normalized_damerau_levenshtein(word, name);
+    let name = names.max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
+    (similarity(name) >= MIN_SIMILARITY)
+        .then(|| format!("{word:?} is neither a command nor a directory; did you mean `n5-server {name}`?"))
+}
+
+/// Prints the completions of the command line for `shell`.
+fn print_completions(shell: Shell) -> ExitCode {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "n5-server", &mut text);
+    print(&String::from_utf8_lossy(&text))
+}
+
+/// Prints the manual page.
+fn print_manual() -> ExitCode {
+    let mut text = Vec::new();
+    match clap_mangen::Man::new(Cli::command()).render(&mut text) {
+        Ok(()) => print(&String::from_utf8_lossy(&text)),
+        Err(error) => fail(&error.into(), 1),
     }
 }
 
@@ -84,17 +129,17 @@ fn issue_token(name: &str, expires: Option<&str>, groups: &[String], read: &[Str
 
 /// Runs a maintenance command with the configuration that a server with this command line would have. The status is 2
 /// if the command cannot be run.
-fn run_maintenance(server: &Cli, job: impl AsyncFnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
+fn run_maintenance(server: &ServeArgs, job: impl AsyncFnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
     match load_config(server).and_then(|config| block_on(Builder::new_multi_thread(), job(&config))) {
         Ok(status) => ExitCode::from(status),
         Err(error) => fail(&error, EXIT_USAGE),
     }
 }
 
-fn load_config(cli: &Cli) -> anyhow::Result<Config> {
-    let file = cli.config.as_deref().map(read_config_file).transpose()?;
+fn load_config(args: &ServeArgs) -> anyhow::Result<Config> {
+    let file = args.config.as_deref().map(read_config_file).transpose()?;
     let reserved_names = http::route::endpoints().map(|(name, _)| name).collect();
-    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir, reserved_names))?)
+    Ok(Config::load(&args.sources(file, environment()?, Path::is_dir, reserved_names))?)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the configuration file is not part of a container")]

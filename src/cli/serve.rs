@@ -22,13 +22,14 @@ use crate::telemetry::trace::{self, TraceSettings};
 /// Longest time to export the remaining traces at shutdown.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sets up logging, prepares the process, and serves until told to stop. On reload, `read_config` reads the
-/// configuration again.
+/// Sets up logging, prepares the process, and serves until told to stop. If `opens_browser` is true, opens the front page
+/// when the server is ready. On reload, `read_config` reads the configuration again.
 ///
 /// # Errors
 /// Returns an error if the server cannot start.
 pub(super) fn serve(
     config: Config,
+    opens_browser: bool,
     read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
 ) -> anyhow::Result<()> {
     let _log = logs::install_log(&config.log)?;
@@ -39,7 +40,7 @@ pub(super) fn serve(
     let supervisor = socket.map_or_else(|_none| SdNotifier::default(), |name| SdNotifier::from_socket_name(&name));
     // This runtime accepts connections and supervises the server. Each thread that serves connections has a runtime of
     // its own.
-    block_on(Builder::new_current_thread(), run(config, read_config, supervisor))
+    block_on(Builder::new_current_thread(), run(config, opens_browser, read_config, supervisor))
 }
 
 /// Serves until SIGTERM or SIGINT, reloads on SIGHUP, and reports the server's state to `supervisor`.
@@ -48,6 +49,7 @@ pub(super) fn serve(
 /// Returns an error if no configured container can be opened or the address cannot be bound.
 async fn run(
     config: Config,
+    opens_browser: bool,
     read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
     supervisor: SdNotifier,
 ) -> anyhow::Result<()> {
@@ -69,6 +71,9 @@ async fn run(
     let reload_task = tokio::spawn(reloads);
     server.announce();
     supervisor.ready();
+    if opens_browser {
+        open_browser(&server);
+    }
     let stop = async move {
         stop.await;
         // The reload task may wait forever, and no reload is needed any more.
@@ -78,6 +83,17 @@ async fn run(
     server.run(stop).await;
     trace::flush(TRACE_FLUSH_TIMEOUT);
     Ok(())
+}
+
+/// Opens the front page in the default browser, without waiting for the browser.
+fn open_browser(server: &Server) {
+    let result = match server.local_url() {
+        Some(url) => open::that_detached(url).map_err(anyhow::Error::from),
+        None => Err(anyhow::anyhow!("the server listens on a Unix socket")),
+    };
+    if let Err(error) = result {
+        tracing::warn!(why = %error, "cannot open a browser");
+    }
 }
 
 /// Installs the recorder of metrics, and starts to export traces if a collector is configured.

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
+use super::roots::{container_names, parse_root};
 use super::sections::{Config, ContainerConfig, ContainerDefaults, DEFAULTS};
 use super::validate::{ConfigError, ConfigErrors};
+use super::values::ListenAddress;
 
 /// All sources of a configuration except the defaults, as `cli` finds them.
 #[derive(Debug, Clone, Default)]
@@ -21,6 +23,8 @@ pub struct ConfigSources {
     pub set: Vec<String>,
     /// Argument of `--listen`.
     pub listen: Option<String>,
+    /// Argument of `--port`.
+    pub port: Option<u16>,
     /// Arguments ROOT, parsed by [`parse_root`]. If there are any, they replace all configured containers.
     pub roots: Vec<(String, PathBuf)>,
     /// First path segments of the server's endpoints, which no container may have as its name.
@@ -36,16 +40,6 @@ pub struct ConfigFile {
     pub text: String,
 }
 
-/// Parses `ROOT` or `NAME=ROOT` into the name of the container, which may be empty, and its directory. The whole text
-/// is a path if the part before the first `=` contains a slash, or if `is_directory` returns true for the text.
-pub fn parse_root(text: &OsStr, is_directory: impl Fn(&Path) -> bool) -> (String, PathBuf) {
-    let named = text.to_str().and_then(|text| text.split_once('=')).filter(|(name, _)| !name.contains('/'));
-    match named {
-        Some((name, path)) if !is_directory(Path::new(text)) => (name.to_owned(), PathBuf::from(path)),
-        _ => (String::new(), PathBuf::from(text)),
-    }
-}
-
 impl Config {
     /// Builds the configuration from the defaults and `sources`. The fields of [`ConfigSources`] are ordered from the
     /// weakest source to the strongest.
@@ -59,18 +53,32 @@ impl Config {
         let mut merger = ConfigMerger::new(defaults);
         merger.add_sources(sources);
         let mut config = merger.deserialize()?;
+        if let Some(port) = sources.port {
+            match &mut config.server.listen {
+                ListenAddress::Tcp(address) => address.set_port(port),
+                ListenAddress::Unix(_) => {
+                    let error = ConfigError::new("server.listen", "is a Unix socket, which has no port");
+                    merger.errors.push(error.with_origin(format!("--port {port}")));
+                }
+            }
+        }
         if !sources.roots.is_empty() {
+            let names = container_names(&sources.roots, &sources.reserved);
             let ContainerDefaults { cache_control, symlinks, must_be_mount, entity_tag } = config.container_defaults;
-            let container = |(name, root): &(String, PathBuf)| ContainerConfig {
-                name: name.clone(),
+            let container = |(name, (_, root)): (String, &(String, PathBuf))| ContainerConfig {
+                name,
                 root: root.clone(),
                 cache_control,
                 symlinks,
                 must_be_mount,
                 entity_tag,
             };
-            config.containers = sources.roots.iter().map(container).collect();
+            config.containers = names.into_iter().zip(&sources.roots).map(container).collect();
             merger.clear_container_origins();
+            let origins = sources.roots.iter().enumerate();
+            merger
+                .origins
+                .extend(origins.map(|(n, (_, path))| (format!("containers[{n}]"), path.display().to_string())));
         }
         for fault in config.validate(&sources.reserved).err().into_iter().flat_map(|faults| faults.0) {
             merger.errors.push(merger.locate(fault));
@@ -564,7 +572,7 @@ mod tests {
     fn all_faults_are_reported_at_once() {
         let mut sources = from_file(
             r#"[server]
-listen = "localhost:8080"
+listen = "example.org:8080"
 header_timeout = 10
 base_path = "n5/"
 max_connections = -1
@@ -649,25 +657,6 @@ colour = true
             let fault = load_with_rule(rule).unwrap_err().to_string();
             assert!(fault.contains("access.rules[0]") && fault.contains("em, seg"), "{fault}");
         }
-    }
-
-    fn root(text: &str, directory: &str) -> (String, String) {
-        let (name, path) = parse_root(OsStr::new(text), |path| path == Path::new(directory));
-        (name, path.to_str().unwrap().to_owned())
-    }
-
-    #[test]
-    fn a_root_may_have_a_name() {
-        assert_eq!(root("/data/a.n5", ""), (String::new(), "/data/a.n5".into()));
-        assert_eq!(root("em=/data/a.n5", ""), ("em".into(), "/data/a.n5".into()));
-        assert_eq!(root("em=/data/a=b", ""), ("em".into(), "/data/a=b".into()));
-    }
-
-    #[test]
-    fn a_path_with_an_equals_sign_is_a_path_if_it_exists_or_contains_a_slash() {
-        assert_eq!(root("run=7", "run=7"), (String::new(), "run=7".into()));
-        assert_eq!(root("./run=7", ""), (String::new(), "./run=7".into()));
-        assert_eq!(root("run=7", ""), ("run".into(), "7".into()));
     }
 
     #[test]

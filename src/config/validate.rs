@@ -373,7 +373,11 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
         }
         if name.is_empty() {
             if config.containers.len() > 1 {
-                fault("name", "is missing: only a single container needs no name".to_owned());
+                fault(
+                    "name",
+                    "is missing: of several containers, each needs a name; on the command line, write NAME=DIRECTORY"
+                        .to_owned(),
+                );
             }
         } else if reserved.contains(&name) || name == ATTRIBUTES_FILE {
             fault(
@@ -386,7 +390,12 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
         } else if matches!(name, "." | "..") || name.contains(|c: char| c.is_control() || "/\\".contains(c)) {
             fault("name", format!("{name:?} is not a single path segment"));
         } else if !names.insert(name) {
-            fault("name", format!("{name:?} is already the name of another container"));
+            fault(
+                "name",
+                format!(
+                    "{name:?} is already the name of another container; on the command line, write NAME=DIRECTORY to name one"
+                ),
+            );
         }
     }
 }

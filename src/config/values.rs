@@ -1,7 +1,7 @@
 //! Text forms of sizes, durations, addresses and policies.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -126,12 +126,17 @@ impl FromStr for ListenAddress {
         match text.strip_prefix("unix:") {
             Some("") => Err("\"unix:\" names no socket: write \"unix:/path/to/socket\"".to_owned()),
             Some(path) => Ok(Self::Unix(PathBuf::from(path))),
-            None => text.parse().map(Self::Tcp).map_err(|_reason| {
-                format!(
-                    "{text:?} is not an address: write IP:PORT (\"127.0.0.1:8080\", \"0.0.0.0:8080\", \
-                     \"[::1]:8080\", port 0 for any free one) or \"unix:/path/to/socket\""
-                )
-            }),
+            None => {
+                let local_port = text.strip_prefix("localhost:").unwrap_or(text).parse().ok();
+                let local_address = local_port.map(|port: u16| (Ipv4Addr::LOCALHOST, port).into());
+                local_address.or_else(|| text.parse().ok()).map(Self::Tcp).ok_or_else(|| {
+                    format!(
+                        "{text:?} is not an address: write PORT or IP:PORT (\"8080\" and \"127.0.0.1:8080\" for this \
+                         machine only, \"0.0.0.0:8080\" for others, too, \"[::1]:8080\", port 0 for any free one) or \
+                         \"unix:/path/to/socket\""
+                    )
+                })
+            }
         }
     }
 }

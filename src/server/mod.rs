@@ -8,7 +8,7 @@ mod reload;
 
 use std::future::Future;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -85,14 +85,27 @@ impl Server {
         self.listener.address()
     }
 
-    /// Logs and prints the server's address, its containers, and the maximum memory of the process.
+    /// Returns the URL of the front page for a program on this machine; `None` for a Unix socket.
+    pub fn local_url(&self) -> Option<String> {
+        let mut address = self.address()?;
+        if address.ip().is_unspecified() {
+            address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+        }
+        Some(self.url(address))
+    }
+
+    fn url(&self, address: SocketAddr) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{address}{}/", self.reloader.snapshot().config.server.base_path)
+    }
+
+    /// Logs and prints the server's addresses, its containers, and the maximum memory of the process.
     pub fn announce(&self) {
         let snapshot = self.reloader.snapshot();
         let config = &snapshot.config;
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = match (self.listener.path(), self.address()) {
             (Some(path), _) => format!("unix:{}", path.display()),
-            (None, Some(address)) => format!("{scheme}://{address}{}/", config.server.base_path),
+            (None, Some(address)) => self.url(address),
             (None, None) => "an unknown address".to_owned(),
         };
         let containers = config.containers.iter().map(|container| {
@@ -109,21 +122,27 @@ impl Server {
             [memory_bound_bytes, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
         let viewer = snapshot.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
+        let mut banner = format!("n5-server {} listening on {url}\n", env!("CARGO_PKG_VERSION"));
+        if let Some(address) = self.address().filter(|address| address.ip().is_unspecified()) {
+            let other = outward_address(address).map(|address| format!("; from other machines: {}", self.url(address)));
+            let local_url = self.local_url().unwrap_or_default();
+            banner += &format!("on this machine: {local_url}{}\n", other.unwrap_or_default());
+        }
+        banner += &format!(
+            "serving {containers}; caches, budgets and threads take at most {bound_mib} MiB, {connections} connections {connections_mib} MiB more, \
+             sockets {sockets_mib} MiB in the kernel\n"
+        );
+        if config.containers.is_empty() {
+            banner += &format!("{}\n", demo::tour(&url));
+        }
+        let mut out = std::io::stdout().lock();
+        // One write, so that no line of the log comes in between. Errors are ignored: standard output may be closed, and
+        // the log has the same information.
+        let _ = out.write_all(banner.as_bytes()).and_then(|()| out.flush());
+        drop(out);
         tracing::info!(%url, containers, viewer, memory_bound_bytes, connections_bytes, sockets_bytes, "listening");
         metrics::memory_bound(memory_bound_bytes);
         process_memory::warn_if_below_need(config);
-        let mut out = std::io::stdout().lock();
-        // Write errors are ignored: standard output may be closed, and the log has the same information.
-        let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
-        let _ = writeln!(
-            out,
-            "serving {containers}; caches, budgets and threads take at most {bound_mib} MiB, {connections} connections {connections_mib} MiB more, \
-             sockets {sockets_mib} MiB in the kernel"
-        );
-        if config.containers.is_empty() {
-            let _ = writeln!(out, "{}", demo::tour(&url));
-        }
-        let _ = out.flush();
     }
 
     /// Serves until `stop` completes, then finishes the responses that have begun.
@@ -172,6 +191,23 @@ impl Server {
             () = tokio::time::sleep_until(shutdown_deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
     }
+}
+
+/// Returns the address of this machine that a machine elsewhere is likely to reach, with the port of `address`; `None` if
+/// there is no route to other machines.
+///
+/// A UDP socket that is connected gets the address of the route, without sending anything.
+fn outward_address(address: SocketAddr) -> Option<SocketAddr> {
+    // Addresses for documentation: RFC 5737 and RFC 3849. Nothing is sent there.
+    let (any, remote): (IpAddr, IpAddr) = if address.is_ipv4() {
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into())
+    } else {
+        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into())
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((remote, 9)).ok()?;
+    let local = socket.local_addr().ok()?;
+    Some(SocketAddr::new(local.ip(), address.port())).filter(|address| !address.ip().is_loopback())
 }
 
 /// Returns true if no response is being prepared or sent during 250 ms.

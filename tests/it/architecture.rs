@@ -54,7 +54,7 @@ const ORDER: &[(&str, &str)] = &[
     ("cache", "block_load blocks datasets objects eviction validated budget buffers error read_options freshness"),
     ("cli", "run healthcheck inspect serve verify arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),
-    ("config", "load memory_bounds summary validate sections values"),
+    ("config", "load roots memory_bounds summary validate sections values"),
     (
         "conn",
         "listener connections hyper_connection fast_connection header_filter http2 connection_memory peers reply_writer serving_snapshot signals tls metered_socket send_queue so_meminfo socket threshold_pool workers",

@@ -1,0 +1,92 @@
+//! Containers on the command line: parses `NAME=ROOT`, and names the containers that have no name there.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// Parses `ROOT` or `NAME=ROOT` into the name of the container, which may be empty, and its directory. The whole text
+/// is a path if the part before the first `=` contains a slash, or if `is_directory` returns true for the text.
+pub fn parse_root(text: &OsStr, is_directory: impl Fn(&Path) -> bool) -> (String, PathBuf) {
+    let named = text.to_str().and_then(|text| text.split_once('=')).filter(|(name, _)| !name.contains('/'));
+    match named {
+        Some((name, path)) if !is_directory(Path::new(text)) => (name.to_owned(), PathBuf::from(path)),
+        _ => (String::new(), PathBuf::from(text)),
+    }
+}
+
+/// Returns the names of the containers in `roots`: names and directories, as [`parse_root`] returns them.
+///
+/// A single container without a name stays without one: it is served at the root. One of several containers gets the name
+/// of its directory, without `.n5`. It gets the full name of the directory if another container has the short name, or if
+/// the short name is one of the `reserved` words.
+pub(super) fn container_names(roots: &[(String, PathBuf)], reserved: &[&str]) -> Vec<String> {
+    if roots.len() < 2 {
+        return roots.iter().map(|(name, _)| name.clone()).collect();
+    }
+    let full_names: Vec<String> =
+        roots.iter().map(|(name, path)| if name.is_empty() { directory_name(path) } else { name.clone() }).collect();
+    let short_names: Vec<&str> = roots
+        .iter()
+        .zip(&full_names)
+        .map(
+            |((name, _), full_name)| {
+                if name.is_empty() { full_name.strip_suffix(".n5").unwrap_or(full_name) } else { full_name }
+            },
+        )
+        .collect();
+    let is_usable = |name: &str| {
+        !name.is_empty() && !reserved.contains(&name) && short_names.iter().filter(|other| **other == name).count() == 1
+    };
+    short_names
+        .iter()
+        .zip(&full_names)
+        .map(|(short_name, full_name)| if is_usable(short_name) { (*short_name).to_owned() } else { full_name.clone() })
+        .collect()
+}
+
+/// Returns the name of a directory; empty if it has none or the name is not UTF-8.
+fn directory_name(path: &Path) -> String {
+    // `.` has no name, but the directory that it stands for has one.
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.file_name().and_then(OsStr::to_str).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root(text: &str, directory: &str) -> (String, String) {
+        let (name, path) = parse_root(OsStr::new(text), |path| path == Path::new(directory));
+        (name, path.to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn a_root_may_have_a_name() {
+        assert_eq!(root("/data/a.n5", ""), (String::new(), "/data/a.n5".into()));
+        assert_eq!(root("em=/data/a.n5", ""), ("em".into(), "/data/a.n5".into()));
+        assert_eq!(root("em=/data/a=b", ""), ("em".into(), "/data/a=b".into()));
+    }
+
+    #[test]
+    fn a_path_with_an_equals_sign_is_a_path_if_it_exists_or_contains_a_slash() {
+        assert_eq!(root("run=7", "run=7"), (String::new(), "run=7".into()));
+        assert_eq!(root("./run=7", ""), (String::new(), "./run=7".into()));
+        assert_eq!(root("run=7", ""), ("run".into(), "7".into()));
+    }
+
+    fn names(roots: &[&str]) -> Vec<String> {
+        let roots: Vec<_> = roots.iter().map(|text| parse_root(OsStr::new(text), |_| false)).collect();
+        container_names(&roots, &["slice"])
+    }
+
+    #[test]
+    fn containers_are_named_after_their_directories() {
+        assert_eq!(names(&["/data/em.n5"]), [""]);
+        assert_eq!(names(&["/data/em.n5", "seg.n5/", "raw.v1", "x=/data/y.n5"]), ["em", "seg", "raw.v1", "x"]);
+    }
+
+    #[test]
+    fn a_short_name_that_is_taken_or_reserved_is_not_used() {
+        assert_eq!(names(&["/1/em.n5", "/1/em", "slice.n5"]), ["em.n5", "em", "slice.n5"]);
+        assert_eq!(names(&["em=/1/a.n5", "/2/em.n5"]), ["em", "em.n5"]);
+    }
+}
