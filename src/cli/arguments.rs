@@ -74,8 +74,9 @@ Examples:
   n5-server verify /data/volume.n5 --report v.jsonl --resume  resumes the interrupted run of that report
   n5-server verify -q /data/volume.n5 --report v.jsonl        for cron: prints nothing if there are no findings
 
-Exit status: 0 where nothing of the severity of --deny was found, 1 where something was, 2 when it could not be run
-(arguments, configuration, no such container, a report that cannot be written), 3 when it was interrupted.";
+Exit status: 0 if nothing of the severity of --deny was found, 1 if something was, 2 if the command could not be run
+(arguments, configuration, no such container, a report that cannot be written), 3 if it was interrupted, 4 if there was
+no dataset to verify.";
 
 const AFTER_INSPECT: &str = "\
 Examples:

@@ -25,6 +25,8 @@ use crate::verify::{EventSink, Verifier, VerifyEvent, VerifyOutcome, check_root}
 const EXIT_FINDINGS: u8 = 1;
 /// Exit status if the run was stopped before its end or the storage did not answer.
 const EXIT_INTERRUPTED: u8 = 3;
+/// Exit status if there was no dataset to verify.
+const EXIT_NOTHING: u8 = 4;
 
 /// Size of the cache of attributes, in bytes; blocks are not cached.
 const STORED_CACHE_BYTES: u64 = 8 << 20;
@@ -84,11 +86,18 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
     if let Some(mut report) = report {
         report.finish(&totals, complete).context("the report cannot be written")?;
     }
+    if complete && totals.datasets == 0 {
+        terminal.print_line(&format!(
+            "nothing was verified: there is no dataset in {}; is this the right directory, and is its storage mounted?",
+            escape_control_chars(&container_config.root.to_string_lossy())
+        ));
+    }
     let has_findings = totals.worst_severity().is_some_and(|worst| worst >= args.deny);
     terminal.end(&totals, complete, has_findings, args.report.as_deref());
     Ok(match (complete, has_findings) {
         (false, _) => EXIT_INTERRUPTED,
         (true, true) => EXIT_FINDINGS,
+        (true, false) if totals.datasets == 0 => EXIT_NOTHING,
         (true, false) => 0,
     })
 }

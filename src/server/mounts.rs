@@ -17,7 +17,7 @@ use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
 use crate::runtime::off_thread::off_thread;
-use crate::store::{LocalStore, Store, UnavailableStore};
+use crate::store::{LocalStore, Store, UnavailableStore, check_directory};
 
 /// Time limit for opening a directory while the server is running. If it fails, the server continues with the present
 /// containers.
@@ -296,6 +296,7 @@ fn storage_call_timeout(config: &Config) -> Duration {
 }
 
 fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<LocalStore> {
+    check_directory(&container.root).map_err(anyhow::Error::msg)?;
     let store = LocalStore::open(&container.root, container.symlinks, call_timeout)
         .context("it must be a directory that this user can read")?
         .with_entity_tag(container.entity_tag);

@@ -1,6 +1,7 @@
 //! A store on the file system, and a stand-in for one whose directory was missing at startup. Every async call runs on
 //! a thread that may block on the disk.
 
+mod directory_check;
 mod open_file;
 mod page_cache;
 mod resolve;
@@ -26,6 +27,7 @@ use super::listing::{EntryFilter, LISTING_PERMITS, Listing, progress_reporter, r
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta};
 use super::page_cache::{CachedStat, NonblockingReader, PageCache, SendfileSource};
 pub use crate::config::SymlinkPolicy;
+pub(crate) use directory_check::check_directory;
 use open_file::OpenFile;
 use page_cache::{PageCacheReader, cached_device, device_of, is_certainly_missing, path_below};
 use scan::PageRequest;

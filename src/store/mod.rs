@@ -21,6 +21,7 @@ pub use file_meta::EntityTagSource;
 pub use instrumented::InstrumentedStore;
 pub use key::{Key, KeyError};
 pub use listing::{DirEntry, EntryFilter, FilterDecision, Listing, MAX_OMITTED_NAMES};
+pub(crate) use local::check_directory;
 pub use local::{LocalStore, SymlinkPolicy, UnavailableStore};
 pub use memory::MemoryStore;
 pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, ReadAt, Revalidation};

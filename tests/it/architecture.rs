@@ -90,7 +90,7 @@ const ORDER: &[(&str, &str)] = &[
     ("runtime::fair_queue", "semaphore single_flight state flow"),
     ("server", "reload mounts process_memory access_control"),
     ("store", "instrumented local memory page_cache file_meta listing disk_pool object error key"),
-    ("store::local", "page_cache scan tree open_file resolve"),
+    ("store::local", "page_cache scan tree open_file resolve directory_check"),
     ("telemetry", "logs trace log_throttle metrics"),
     ("telemetry::metrics", "labels names"),
     ("telemetry::trace", "export settings"),

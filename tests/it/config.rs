@@ -102,3 +102,53 @@ fn a_container_cannot_have_the_name_of_a_route() {
         assert!(stderr(&output).contains("is a word of the server itself"), "{}", stderr(&output));
     }
 }
+
+#[test]
+fn each_command_line_is_understood_or_explained() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for container in ["em.n5", "seg.n5", "other/em.n5"] {
+        std::fs::create_dir_all(path(container)).unwrap();
+        std::fs::write(path(container).join("attributes.json"), r#"{"n5":"4.0.0"}"#).unwrap();
+    }
+    std::fs::create_dir_all(path("volume.zarr")).unwrap();
+    std::fs::write(path("volume.zarr/zarr.json"), "{}").unwrap();
+    std::fs::write(path("volume.h5"), b"\x89HDF\r\n\x1a\n").unwrap();
+    std::fs::create_dir_all(path("empty")).unwrap();
+    // Command lines, exit statuses, and words of the output.
+    let cases: &[(&str, i32, &[&str])] = &[
+        ("--check-config em.n5", 0, &["/ from em.n5"]),
+        ("--check-config em.n5 seg.n5", 0, &["/em/ from em.n5", "/seg/ from seg.n5"]),
+        ("--check-config em.n5 other/em.n5", 2, &["other/em.n5: ", "write NAME=DIRECTORY"]),
+        ("--check-config x=em.n5 seg.n5", 0, &["/x/ from em.n5", "/seg/ from seg.n5"]),
+        ("serve --check-config em.n5", 0, &["/ from em.n5"]),
+        ("--check-config --port 9942", 0, &["127.0.0.1:9942"]),
+        ("--check-config -p 9942 --set server.listen=0.0.0.0:80", 0, &["0.0.0.0:9942"]),
+        ("--check-config -p 9942 --set server.listen=unix:/run/n5", 2, &["--port 9942", "Unix socket"]),
+        ("--check-config --listen 9942", 0, &["127.0.0.1:9942"]),
+        ("--check-config --listen localhost:9960", 0, &["127.0.0.1:9960"]),
+        ("--check-config --listen example.org:80", 2, &["example.org:80", "127.0.0.1:8080"]),
+        ("--prot 80", 2, &["a similar argument exists: '--port'"]),
+        ("verfy em.n5", 2, &["did you mean `n5-server verify`?"]),
+        ("absent.n5", 1, &["cannot serve absent.n5: there is no such directory"]),
+        ("volume.h5", 1, &["HDF5 file", "save its datasets as N5"]),
+        ("volume.zarr", 1, &["Zarr store"]),
+        ("em.n5/attributes.json", 1, &["give the directory that contains the whole container"]),
+        ("verify volume.zarr", 2, &["Zarr store"]),
+        ("verify empty", 4, &["there is no dataset in", "is its storage mounted?"]),
+        ("verify -q empty", 4, &["there is no dataset in"]),
+        ("inspect em.n5 absent", 2, &["there is no group or dataset /absent"]),
+        ("completions bash", 0, &["complete -F"]),
+        ("completions csh", 2, &["possible values: bash, elvish, fish, powershell, zsh"]),
+        ("man", 0, &[".TH n5-server 1"]),
+    ];
+    for (line, status, words) in cases {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
+        let output = command.args(line.split(' ')).current_dir(directory.path()).output().unwrap();
+        let text = format!("{}{}", stdout(&output), stderr(&output));
+        assert_eq!(output.status.code(), Some(*status), "{line}: {text}");
+        for word in *words {
+            assert!(text.contains(word), "{line}: {text}");
+        }
+    }
+}
