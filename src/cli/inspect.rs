@@ -1,6 +1,6 @@
 //! `n5-server inspect`: prints the information of `/info` as text. The information comes from a router in this process.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -164,6 +164,7 @@ async fn info_or_null(app: &Arc<App>, config: &Config, key: &Key) -> Value {
 async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
     let options = container.resources().new_read_options();
     let mut lines = Vec::new();
+    let mut totals = TreeTotals::default();
     let mut is_truncated = false;
     // Stack of the groups and datasets still to visit, each with its depth; the last one is next.
     let mut pending = vec![(key.clone(), 0)];
@@ -174,7 +175,9 @@ async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key
                 is_truncated = true;
                 break;
             }
-            lines.push(tree_line(key.name().unwrap_or_default(), depth - 1, &info_or_null(app, config, &key).await));
+            let info = info_or_null(app, config, &key).await;
+            totals.count(&info);
+            lines.push(tree_line(key.name().unwrap_or_default(), depth - 1, &info));
         }
         if depth <= MAX_TREE_DEPTH
             && let Some(page) = container.list(options, &key, None, MAX_ENTRIES, false).await?
@@ -185,10 +188,51 @@ async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key
         }
     }
     let mut text = columns(&lines);
-    if is_truncated && !lines.is_empty() {
+    if lines.is_empty() {
+        return Ok(text);
+    }
+    if is_truncated {
         text.push_str("  ... and more: name a group to see what is below it\n");
     }
+    let _ = writeln!(text, "\ntotal{}\n  {totals}", if is_truncated { " of what is shown" } else { "" });
     Ok(text)
+}
+
+/// Totals of the groups and datasets in a tree.
+#[derive(Default)]
+struct TreeTotals {
+    groups: u64,
+    datasets: u64,
+    /// Size of all elements of the datasets in bytes, whether their blocks are stored or not.
+    element_bytes: u64,
+}
+
+impl TreeTotals {
+    fn count(&mut self, info: &Value) {
+        if info["kind"] == "dataset" {
+            self.datasets += 1;
+            let bytes = info["size_bytes"].as_str().and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+            self.element_bytes = self.element_bytes.saturating_add(bytes);
+        } else {
+            self.groups += 1;
+        }
+    }
+}
+
+impl fmt::Display for TreeTotals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = |count: u64| if count == 1 { "" } else { "s" };
+        let Self { groups, datasets, element_bytes } = *self;
+        write!(
+            f,
+            "{} group{}, {} dataset{}, {} of decoded elements",
+            HumanCount(groups),
+            plural(groups),
+            HumanCount(datasets),
+            plural(datasets),
+            BinaryBytes(element_bytes)
+        )
+    }
 }
 
 /// Returns the line of a group or dataset in a tree.
