@@ -11,6 +11,10 @@ use crate::view;
 use n5_format::{BlockError, BlockMode, CodecError, DocumentError, GridPosition};
 use n5_metadata::{Description, MetadataProblem, MetadataProblemKind, Node, Pyramid};
 
+/// Minimum similarity of the name of an unknown codec and that of a known one, from 0 to 1, at which the name is taken for
+/// a typing error.
+const MIN_SIMILARITY: f64 = 0.6;
+
 /// Returns all findings about the attributes of the directory at `key`.
 pub(super) async fn attribute_findings(
     container: &Container,
@@ -36,8 +40,15 @@ pub(super) async fn attribute_findings(
         let compression = dataset.attributes.compression();
         let data_type = dataset.attributes.data_type();
         if compression.codec().is_none() {
-            let message =
-                format!("compression {:?} is not supported, so its blocks cannot be decoded", compression.name());
+            let name = compression.name();
+            let known = container.resources().codecs().names();
+            let similarity = |known: &str| strsim::normalized_damerau_levenshtein(name, known);
+            let nearest = known.max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+            let nearest = nearest.filter(|known| similarity(known) >= MIN_SIMILARITY);
+            let suggestion = nearest.map_or_else(String::new, |known| format!("; did the writer mean {known:?}?"));
+            let message = format!("compression {name:?} is not supported, so its blocks cannot be decoded{suggestion}");
+            // Every other program refuses it, too. To list them would hide this finding.
+            findings.retain(|finding| finding.client.is_none());
             findings.push(new_finding(FindingKind::UnknownCompression, message));
         }
         if data_type.size_bytes().is_none() {

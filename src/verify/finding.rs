@@ -95,7 +95,7 @@ pub const FINDING_KINDS: &[FindingDescriptor] = &[
     descriptor(FindingKind::OversizedAttributes, "oversized-attributes", Severity::Error, "shorten attributes.json, or raise limits.attributes where it is below 16MiB"),
     descriptor(FindingKind::UnreadableFile, "unreadable-file", Severity::Error, "look at the file's permissions and at the disk (dmesg, SMART), then verify again"),
     descriptor(FindingKind::UnreadableDirectory, "unreadable-directory", Severity::Error, "look at the directory's permissions and at the disk, then verify again: nothing below it was verified"),
-    descriptor(FindingKind::UnknownCompression, "unknown-compression", Severity::Error, "read the dataset with the program that wrote it: its blocks were not verified"),
+    descriptor(FindingKind::UnknownCompression, "unknown-compression", Severity::Error, "correct compression.type if it is misspelled; otherwise read the dataset with the program that wrote it: its blocks were not verified"),
     descriptor(FindingKind::UnknownDataType, "unknown-data-type", Severity::Error, "read the dataset with the program that wrote it: its blocks were not verified"),
     descriptor(FindingKind::EmptyBlock, "empty-block", Severity::Error, RESTORE),
     descriptor(FindingKind::TruncatedBlock, "truncated-block", Severity::Error, RESTORE),
