@@ -94,7 +94,7 @@ fn count_members<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D:
     impl<'de> Visitor<'de> for MemberCounter {
         type Value = usize;
 
-        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
             formatter.write_str("an object")
         }
 
@@ -124,7 +124,7 @@ impl<'de> DeserializeSeed<'de> for IgnoredName {
 impl Visitor<'_> for IgnoredName {
     type Value = ();
 
-    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a name")
     }
 

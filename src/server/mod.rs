@@ -99,6 +99,16 @@ impl Server {
         format!("{scheme}://{address}{}/", self.reloader.snapshot().config.server.base_path)
     }
 
+    /// Returns the line that says where the server can be reached, if it listens on all addresses of this machine.
+    fn reachable_urls(&self) -> Option<String> {
+        let address = self.address().filter(|address| address.ip().is_unspecified())?;
+        let local_url = self.local_url()?;
+        Some(match outward_address(address) {
+            Some(address) => format!("on this machine: {local_url}; from other machines: {}", self.url(address)),
+            None => format!("on this machine: {local_url}"),
+        })
+    }
+
     /// Logs and prints the server's addresses, its containers, and the maximum memory of the process.
     pub fn announce(&self) {
         let snapshot = self.reloader.snapshot();
@@ -122,23 +132,20 @@ impl Server {
             [memory_bound_bytes, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
         let viewer = snapshot.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
-        let mut banner = format!("n5-server {} listening on {url}\n", env!("CARGO_PKG_VERSION"));
-        if let Some(address) = self.address().filter(|address| address.ip().is_unspecified()) {
-            let other = outward_address(address).map(|address| format!("; from other machines: {}", self.url(address)));
-            let local_url = self.local_url().unwrap_or_default();
-            banner += &format!("on this machine: {local_url}{}\n", other.unwrap_or_default());
-        }
-        banner += &format!(
+        let mut lines = vec![format!("n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"))];
+        lines.extend(self.reachable_urls());
+        lines.push(format!(
             "serving {containers}; caches, budgets and threads take at most {bound_mib} MiB, {connections} connections {connections_mib} MiB more, \
-             sockets {sockets_mib} MiB in the kernel\n"
-        );
+             sockets {sockets_mib} MiB in the kernel"
+        ));
         if config.containers.is_empty() {
-            banner += &format!("{}\n", demo::tour(&url));
+            lines.push(demo::tour(&url));
         }
+        lines.push(String::new());
         let mut out = std::io::stdout().lock();
         // One write, so that no line of the log comes in between. Errors are ignored: standard output may be closed, and
         // the log has the same information.
-        let _ = out.write_all(banner.as_bytes()).and_then(|()| out.flush());
+        let _ = out.write_all(lines.join("\n").as_bytes()).and_then(|()| out.flush());
         drop(out);
         tracing::info!(%url, containers, viewer, memory_bound_bytes, connections_bytes, sockets_bytes, "listening");
         metrics::memory_bound(memory_bound_bytes);

@@ -58,6 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test needs files")]
     fn the_error_says_what_the_path_is() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
