@@ -200,7 +200,7 @@ fn a_new_rule_applies_while_a_containers_directory_is_missing() {
     program.configure(&config(rule));
     program.signal(rustix::process::Signal::HUP);
     let line = program.logged("served as before");
-    assert!(line.contains("sick") && line.contains("No such file"), "{line}");
+    assert!(line.contains("sick") && line.contains("there is no such directory"), "{line}");
     assert!(program.logged("configuration ").contains("read again"));
     assert_eq!((program.get("/em/v/0/0").status, program.get("/sick/v/0/0").status), (401, 503));
     // A container that was never served is refused, and the error names it.
@@ -311,7 +311,7 @@ fn a_container_that_cannot_be_opened_at_startup_is_served_later() {
     let config = format!("{}[[containers]]\nname = \"late\"\nroot = \"{}\"\n", config_for(&n5, ""), root.display());
     let program = Program::start(&config);
     let line = program.logged("without this container");
-    assert!(line.contains("ERROR") && line.contains("late") && line.contains("No such file"), "{line}");
+    assert!(line.contains("ERROR") && line.contains("late") && line.contains("there is no such directory"), "{line}");
     let statuses =
         || ["/em/v/0/0", "/late/v/0/0", "/late/v/9/9", "/late/", "/readyz"].map(|path| program.get(path).status);
     assert_eq!(statuses(), [200, 503, 503, 503, 503]);
