@@ -49,7 +49,7 @@ Examples:
   n5-server                                      a small demo container
   n5-server /data/volume.n5                      one container, at http://127.0.0.1:8080/
   n5-server /data/em.n5 /data/seg.n5             two containers, under /em/ and /seg/
-  n5-server em=/data/1.n5 seg=/data/2.n5         the same, with other names than those of the directories
+  n5-server em=/data/1.n5 seg=/data/2.n5         the same containers under chosen names
   n5-server /data/volume.n5 --listen 0.0.0.0:80  also reachable from other machines
   n5-server --config lab.toml --check-config     reports all errors in lab.toml at once
   n5-server /data/volume.n5 --set cache.decoded=4GiB --set log.format=json
@@ -113,14 +113,14 @@ pub(super) struct ServeArgs {
     #[arg(value_name = "ROOT")]
     pub(super) roots: Vec<OsString>,
 
-    /// Listening address: PORT, IP:PORT or unix:/path/to/socket [default: 127.0.0.1:8080]
+    /// Listening address: PORT, IP:PORT, localhost:PORT or unix:/path/to/socket [default: 127.0.0.1:8080]
     ///
     /// Port 0 stands for any free port. PORT alone, and localhost:PORT, can be reached from this machine only. With
     /// 0.0.0.0:PORT, other machines can reach the server, too.
     #[arg(short, long, value_name = "ADDRESS")]
     pub(super) listen: Option<String>,
 
-    /// Port of the listening address, whose other part stays as it is configured
+    /// Port to listen on; the IP address stays as configured
     #[arg(short, long, value_name = "PORT", conflicts_with = "listen")]
     pub(super) port: Option<u16>,
 
@@ -221,7 +221,7 @@ pub(super) struct VerifyArgs {
     #[arg(long, value_name = "SEVERITY", default_value = "errors", value_parser = severity_parser())]
     pub(super) deny: Severity,
 
-    /// Prints only findings that --deny covers, nothing if there are none, and no progress
+    /// Prints only findings that --deny covers, and no progress; prints nothing if datasets were verified without such a finding
     #[arg(short, long)]
     pub(super) quiet: bool,
 

@@ -179,18 +179,17 @@ async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key
             totals.count(&info);
             lines.push(tree_line(key.name().unwrap_or_default(), depth - 1, &info));
         }
-        if depth <= MAX_TREE_DEPTH
-            && let Some(page) = container.list(options, &key, None, MAX_ENTRIES, false).await?
-        {
-            is_truncated |= page.has_more;
+        if let Some(page) = container.list(options, &key, None, MAX_ENTRIES, false).await? {
             let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
+            if depth > MAX_TREE_DEPTH {
+                is_truncated |= directories.count() > 0;
+                continue;
+            }
+            is_truncated |= page.has_more;
             pending.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth + 1))));
         }
     }
     let mut text = columns(&lines);
-    if lines.is_empty() {
-        return Ok(text);
-    }
     if is_truncated {
         text.push_str("  ... and more: name a group to see what is below it\n");
     }
@@ -213,7 +212,7 @@ impl TreeTotals {
             self.datasets += 1;
             let bytes = info["size_bytes"].as_str().and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
             self.element_bytes = self.element_bytes.saturating_add(bytes);
-        } else {
+        } else if !info.is_null() {
             self.groups += 1;
         }
     }
@@ -225,7 +224,7 @@ impl fmt::Display for TreeTotals {
         let Self { groups, datasets, element_bytes } = *self;
         write!(
             f,
-            "{} group{}, {} dataset{}, {} of decoded elements",
+            "{} group{}, {} dataset{}, {} when decoded",
             HumanCount(groups),
             plural(groups),
             HumanCount(datasets),

@@ -1,6 +1,7 @@
 //! The command line: its arguments and commands.
 
 mod arguments;
+mod command_help;
 mod healthcheck;
 mod inspect;
 mod process;

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _};
-use clap_complete::Shell;
 use tokio::runtime::Builder;
 
 use super::arguments::{Cli, Command, ServeArgs, serve_args};
+use super::command_help::{completions, manual_page, misspelled_command};
 use super::healthcheck::healthcheck;
 use super::inspect::inspect;
 use super::process::{EXIT_USAGE, block_on, fail, print};
@@ -20,19 +21,29 @@ use super::verify::verify;
 use crate::config::{Config, ConfigFile, DEFAULTS};
 use crate::{access, http, server};
 
-/// Minimum similarity of a word and the name of a command, from 0 to 1, at which the word is taken for a misspelled
-/// command.
-const MIN_SIMILARITY: f64 = 0.6;
-
 /// Runs the program with the arguments of its command line and returns its exit status.
 pub fn run() -> ExitCode {
     let command = Cli::command().long_version(long_version());
-    let cli = match Cli::from_arg_matches(&command.get_matches()) {
+    let matches = command.try_get_matches();
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => error.exit(),
+        Err(error) => {
+            // Options of a misspelled command are unknown to the server.
+            let mut words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
+            let word = words.find(|word| !word.starts_with('-'));
+            return match word.and_then(|word| misspelled_command(&word)) {
+                Some(advice) if error.kind() == ErrorKind::UnknownArgument => {
+                    fail(&anyhow::anyhow!(advice), EXIT_USAGE)
+                }
+                _ => error.exit(),
+            };
+        }
     };
     match &cli.command {
-        None => run_server(&cli.serve),
+        None => {
+            let advice = cli.serve.roots.first().and_then(|root| misspelled_command(root.to_str()?));
+            advice.map_or_else(|| run_server(&cli.serve), |advice| fail(&anyhow::anyhow!(advice), EXIT_USAGE))
+        }
         Some(Command::Serve(args)) => run_server(args),
         Some(Command::Token { name, expires, groups, read }) => issue_token(name, expires.as_deref(), groups, read),
         Some(Command::Verify(args)) => {
@@ -43,8 +54,11 @@ pub fn run() -> ExitCode {
             let server = serve_args(&args.root, args.config.as_ref(), &args.set);
             run_maintenance(&server, async |config| inspect(config, args).await)
         }
-        Some(Command::Completions { shell }) => print_completions(*shell),
-        Some(Command::Man) => print_manual(),
+        Some(Command::Completions { shell }) => print(&completions(*shell)),
+        Some(Command::Man) => match manual_page() {
+            Ok(text) => print(&text),
+            Err(error) => fail(&error.into(), 1),
+        },
     }
 }
 
@@ -52,9 +66,6 @@ pub fn run() -> ExitCode {
 fn run_server(args: &ServeArgs) -> ExitCode {
     if args.print_default_config {
         return print(DEFAULTS);
-    }
-    if let Some(advice) = misspelled_command(args) {
-        return fail(&anyhow::anyhow!(advice), EXIT_USAGE);
     }
     let config = match load_config(args).and_then(|config| server::check_rules(&config).map(|()| config)) {
         Ok(config) => config,
@@ -81,37 +92,6 @@ fn run_server(args: &ServeArgs) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
-    }
-}
-
-/// Returns advice if the first ROOT is probably a misspelled command: it names no file or directory, and is similar to
-/// the name of a command.
-fn misspelled_command(args: &ServeArgs) -> Option<String> {
-    let word = args.roots.first()?.to_str()?;
-    if word.contains(['/', '=']) || Path::new(word).exists() {
-        return None;
-    }
-    let command = Cli::command();
-    let names = command.get_subcommands().map(clap::Command::get_name);
-    let similarity = |name: &str| strsim::normalized_damerau_levenshtein(word, name);
-    let name = names.max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
-    (similarity(name) >= MIN_SIMILARITY)
-        .then(|| format!("{word:?} is neither a command nor a directory; did you mean `n5-server {name}`?"))
-}
-
-/// Prints the completions of the command line for `shell`.
-fn print_completions(shell: Shell) -> ExitCode {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "n5-server", &mut text);
-    print(&String::from_utf8_lossy(&text))
-}
-
-/// Prints the manual page.
-fn print_manual() -> ExitCode {
-    let mut text = Vec::new();
-    match clap_mangen::Man::new(Cli::command()).render(&mut text) {
-        Ok(()) => print(&String::from_utf8_lossy(&text)),
-        Err(error) => fail(&error.into(), 1),
     }
 }
 

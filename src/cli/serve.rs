@@ -85,14 +85,19 @@ async fn run(
     Ok(())
 }
 
-/// Opens the front page in the default browser, without waiting for the browser.
+/// Opens the front page in the default browser, on a thread that waits for the browser to start.
 fn open_browser(server: &Server) {
-    let result = match server.local_url() {
-        Some(url) => open::that_detached(url).map_err(anyhow::Error::from),
-        None => Err(anyhow::anyhow!("the server listens on a Unix socket")),
+    let Some(url) = server.local_url() else {
+        tracing::warn!("--open does nothing: no browser can open a Unix socket");
+        return;
     };
-    if let Err(error) = result {
-        tracing::warn!(why = %error, "cannot open a browser");
+    let open = move || {
+        if let Err(error) = open::that_detached(&url) {
+            tracing::warn!(url, why = %error, "no browser could be started; open the URL yourself");
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("open-browser".to_owned()).spawn(open) {
+        tracing::warn!(why = %error, "no browser could be started");
     }
 }
 

@@ -87,9 +87,11 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
         report.finish(&totals, complete).context("the report cannot be written")?;
     }
     if complete && totals.datasets == 0 {
+        let root = container_config.root.to_string_lossy();
+        let place = if args.datasets.is_empty() { root.into_owned() } else { args.datasets.join(", ") };
         terminal.print_line(&format!(
-            "nothing was verified: there is no dataset in {}; is this the right directory, and is its storage mounted?",
-            escape_control_chars(&container_config.root.to_string_lossy())
+            "no block was verified: there is no dataset in {}; is this the right directory, and is its storage mounted?",
+            escape_control_chars(&place)
         ));
     }
     let has_findings = totals.worst_severity().is_some_and(|worst| worst >= args.deny);

@@ -45,9 +45,9 @@ pub(super) fn container_names(roots: &[(String, PathBuf)], reserved: &[&str]) ->
 
 /// Returns the name of a directory; empty if it has none or the name is not UTF-8.
 fn directory_name(path: &Path) -> String {
-    // `.` has no name, but the directory that it stands for has one.
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    path.file_name().and_then(OsStr::to_str).unwrap_or_default().to_owned()
+    // `.` and `..` have no name, but the directories that they stand for have one.
+    let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
+    resolved.as_deref().unwrap_or(path).file_name().and_then(OsStr::to_str).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

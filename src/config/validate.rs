@@ -383,7 +383,7 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
             fault(
                 "name",
                 format!(
-                    "{name:?} is a word of the server itself; reserved are {} {ATTRIBUTES_FILE}",
+                    "{name:?} is a word of the server itself; on the command line, write NAME=DIRECTORY; reserved are {} {ATTRIBUTES_FILE}",
                     reserved.join(" ")
                 ),
             );

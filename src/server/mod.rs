@@ -104,7 +104,9 @@ impl Server {
         let address = self.address().filter(|address| address.ip().is_unspecified())?;
         let local_url = self.local_url()?;
         Some(match outward_address(address) {
-            Some(address) => format!("on this machine: {local_url}; from other machines: {}", self.url(address)),
+            Some(address) => {
+                format!("on this machine: {local_url}; from other machines, probably: {}", self.url(address))
+            }
             None => format!("on this machine: {local_url}"),
         })
     }
@@ -139,7 +141,7 @@ impl Server {
              sockets {sockets_mib} MiB in the kernel"
         ));
         if config.containers.is_empty() {
-            lines.push(demo::tour(&url));
+            lines.push(demo::tour(&self.local_url().unwrap_or(url.clone())));
         }
         lines.push(String::new());
         let mut out = std::io::stdout().lock();
@@ -214,7 +216,8 @@ fn outward_address(address: SocketAddr) -> Option<SocketAddr> {
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect((remote, 9)).ok()?;
     let local = socket.local_addr().ok()?;
-    Some(SocketAddr::new(local.ip(), address.port())).filter(|address| !address.ip().is_loopback())
+    Some(SocketAddr::new(local.ip(), address.port()))
+        .filter(|address| !address.ip().is_loopback() && !address.ip().is_unspecified())
 }
 
 /// Returns true if no response is being prepared or sent during 250 ms.

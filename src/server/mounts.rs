@@ -17,7 +17,7 @@ use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
 use crate::runtime::off_thread::off_thread;
-use crate::store::{LocalStore, Store, UnavailableStore, check_directory};
+use crate::store::{LocalStore, Store, UnavailableStore, check_directory, is_empty_directory};
 
 /// Time limit for opening a directory while the server is running. If it fails, the server continues with the present
 /// containers.
@@ -300,6 +300,9 @@ fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyh
     let store = LocalStore::open(&container.root, container.symlinks, call_timeout)
         .context("it must be a directory that this user can read")?
         .with_entity_tag(container.entity_tag);
+    if is_empty_directory(&container.root) {
+        tracing::warn!(container = describe(container), "the directory is empty; is its storage mounted?");
+    }
     if container.must_be_mount && !store.is_mount() {
         bail!("nothing is mounted there, but must_be_mount is set");
     }

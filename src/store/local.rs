@@ -27,7 +27,7 @@ use super::listing::{EntryFilter, LISTING_PERMITS, Listing, progress_reporter, r
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta};
 use super::page_cache::{CachedStat, NonblockingReader, PageCache, SendfileSource};
 pub use crate::config::SymlinkPolicy;
-pub(crate) use directory_check::check_directory;
+pub(crate) use directory_check::{check_directory, is_empty_directory};
 use open_file::OpenFile;
 use page_cache::{PageCacheReader, cached_device, device_of, is_certainly_missing, path_below};
 use scan::PageRequest;

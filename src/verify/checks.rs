@@ -13,7 +13,7 @@ use n5_metadata::{Description, MetadataProblem, MetadataProblemKind, Node, Pyram
 
 /// Minimum similarity of the name of an unknown codec and that of a known one, from 0 to 1, at which the name is taken for
 /// a typing error.
-const MIN_SIMILARITY: f64 = 0.6;
+const MIN_SIMILARITY: f64 = 0.75;
 
 /// Returns all findings about the attributes of the directory at `key`.
 pub(super) async fn attribute_findings(
@@ -42,13 +42,15 @@ pub(super) async fn attribute_findings(
         if compression.codec().is_none() {
             let name = compression.name();
             let known = container.resources().codecs().names();
-            let similarity = |known: &str| strsim::normalized_damerau_levenshtein(name, known);
+            let lower_case_name = name.to_lowercase();
+            let similarity = |known: &str| strsim::normalized_damerau_levenshtein(&lower_case_name, known);
             let nearest = known.max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
             let nearest = nearest.filter(|known| similarity(known) >= MIN_SIMILARITY);
             let suggestion = nearest.map_or_else(String::new, |known| format!("; did the writer mean {known:?}?"));
             let message = format!("compression {name:?} is not supported, so its blocks cannot be decoded{suggestion}");
-            // Every other program refuses it, too. To list them would hide this finding.
-            findings.retain(|finding| finding.client.is_none());
+            // The programs that refuse this compression, too, are not listed: they would hide this finding.
+            let refused_words = format!("compression {name:?}");
+            findings.retain(|finding| finding.client.is_none() || !finding.message.contains(&refused_words));
             findings.push(new_finding(FindingKind::UnknownCompression, message));
         }
         if data_type.size_bytes().is_none() {

@@ -52,7 +52,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks token_file policy caller"),
     ("cache", "block_load blocks datasets objects eviction validated budget buffers error read_options freshness"),
-    ("cli", "run healthcheck inspect serve verify arguments process"),
+    ("cli", "run healthcheck inspect serve verify command_help arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),
     ("config", "load roots memory_bounds summary validate sections values"),
     (

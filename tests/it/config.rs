@@ -130,6 +130,12 @@ fn each_command_line_is_understood_or_explained() {
         ("--check-config --listen example.org:80", 2, &["example.org:80", "127.0.0.1:8080"]),
         ("--prot 80", 2, &["a similar argument exists: '--port'"]),
         ("verfy em.n5", 2, &["did you mean `n5-server verify`?"]),
+        ("verfy em.n5 --report x", 2, &["did you mean `n5-server verify`?"]),
+        ("hepl", 2, &["did you mean `n5-server help`?"]),
+        ("-p 9942 serve em.n5", 2, &["write the command first"]),
+        ("--check-config em.n5 slice.n5", 0, &["/slice.n5/ from slice.n5"]),
+        ("serve man", 1, &["cannot serve man: there is no such directory"]),
+        ("token.n5", 1, &["cannot serve token.n5: there is no such directory"]),
         ("absent.n5", 1, &["cannot serve absent.n5: there is no such directory"]),
         ("volume.h5", 1, &["HDF5 file", "save its datasets as N5"]),
         ("volume.zarr", 1, &["Zarr store"]),
@@ -140,7 +146,7 @@ fn each_command_line_is_understood_or_explained() {
         ("inspect em.n5 absent", 2, &["there is no group or dataset /absent"]),
         ("completions bash", 0, &["complete -F"]),
         ("completions csh", 2, &["possible values: bash, elvish, fish, powershell, zsh"]),
-        ("man", 0, &[".TH n5-server 1"]),
+        ("man", 0, &[".TH n5-server 1", ".SS verify", ".nf"]),
     ];
     for (line, status, words) in cases {
         let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));

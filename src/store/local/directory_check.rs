@@ -10,6 +10,12 @@ const HDF5_SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
 /// Files that describe a group or array of Zarr. Source: Zarr 2 and 3 specifications.
 const ZARR_METADATA: [&str; 3] = ["zarr.json", ".zgroup", ".zarray"];
 
+/// Name of the file with the attributes of a group.
+const ATTRIBUTES: &str = "attributes.json";
+
+/// Maximum number of entries of a Zarr store that are searched for N5 attributes.
+const MAX_PROBED_ENTRIES: usize = 1000;
+
 /// Checks that an N5 container can be at `path`. Blocks on the disk.
 ///
 /// # Errors
@@ -26,7 +32,7 @@ pub(crate) fn check_directory(path: &Path) -> Result<(), String> {
     };
     if metadata.is_file() {
         let name = path.file_name().unwrap_or_default();
-        return Err(if name == "attributes.json" {
+        return Err(if name == ATTRIBUTES {
             "it is a file of a container; give the directory that contains the whole container".to_owned()
         } else if is_hdf5(path) {
             "it is an HDF5 file, and only N5 containers can be served; save its datasets as N5 first, for example in Fiji \
@@ -37,13 +43,30 @@ pub(crate) fn check_directory(path: &Path) -> Result<(), String> {
         });
     }
     let zarr_file = ZARR_METADATA.iter().find(|name| path.join(name).exists());
-    match zarr_file.filter(|_| !path.join("attributes.json").exists()) {
+    match zarr_file.filter(|_| !has_n5_attributes(path)) {
         Some(name) => Err(format!(
             "it is a Zarr store, because it has {name}, and only N5 containers can be served; programs that read Zarr over \
-             HTTP need no conversion: any web server of files can serve it"
+             HTTP need no conversion: any static file server can serve it"
         )),
         None => Ok(()),
     }
+}
+
+/// Returns true if the directory at `path`, or one of the first directories in it, has N5 attributes.
+fn has_n5_attributes(path: &Path) -> bool {
+    #[expect(clippy::disallowed_methods, reason = "no store is open yet")]
+    let entries = fs::read_dir(path);
+    path.join(ATTRIBUTES).exists()
+        || entries.is_ok_and(|entries| {
+            entries.take(MAX_PROBED_ENTRIES).flatten().any(|entry| entry.path().join(ATTRIBUTES).exists())
+        })
+}
+
+/// Returns true if the directory at `path` has no entries. Blocks on the disk.
+pub(crate) fn is_empty_directory(path: &Path) -> bool {
+    #[expect(clippy::disallowed_methods, reason = "the question is not about a container")]
+    let entries = fs::read_dir(path);
+    entries.is_ok_and(|mut entries| entries.next().is_none())
 }
 
 fn is_hdf5(path: &Path) -> bool {
@@ -77,6 +100,11 @@ mod tests {
             assert!(error.contains(words), "{name}: {error}");
         }
         assert_eq!(check_directory(&path("empty")), Ok(()));
+        assert!(is_empty_directory(&path("empty")) && !is_empty_directory(&path("volume.zarr")));
+        fs::create_dir(path("volume.zarr/em.n5")).unwrap();
+        fs::write(path("volume.zarr/em.n5/attributes.json"), b"{}").unwrap();
+        assert_eq!(check_directory(&path("volume.zarr")), Ok(()), "it contains an N5 group");
+        fs::remove_dir_all(path("volume.zarr/em.n5")).unwrap();
         fs::write(path("volume.zarr/attributes.json"), b"{}").unwrap();
         assert_eq!(check_directory(&path("volume.zarr")), Ok(()), "an N5 group, too");
     }
