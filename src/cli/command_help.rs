@@ -54,7 +54,9 @@ pub(super) fn manual_page() -> io::Result<String> {
     man.render_description_section(&mut text)?;
     man.render_options_section(&mut text)?;
     writeln!(text, ".SH COMMANDS")?;
-    for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
+    // `serve` has the options above.
+    let described = command.get_subcommands().filter(|subcommand| !["serve", "help"].contains(&subcommand.get_name()));
+    for subcommand in described {
         writeln!(text, ".SS {}", subcommand.get_name())?;
         write_preformatted(&mut text, &subcommand.clone().render_long_help().to_string())?;
     }
