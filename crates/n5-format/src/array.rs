@@ -78,6 +78,18 @@ pub fn paste_zeros(
     plan.is_some_and(|plan| plan.fill(to, width))
 }
 
+/// Returns the elements of an array of `shape` with its axes in the order `axes`: axis `k` of the result is axis `axes[k]`
+/// of `data`. In both, the first axis is the fastest. An element has `width` bytes.
+///
+/// Returns zeros if `axes` is not a permutation, or if `data` does not have the size that `shape` requires.
+pub fn transpose(data: &[u8], shape: &[u64], width: usize, axes: &[usize]) -> Vec<u8> {
+    let mut to = vec![0; data.len()];
+    if let Some(plan) = CopyPlan::of_transposition(data.len(), shape, width, axes) {
+        plan.run(&mut to, data, width, false);
+    }
+    to
+}
+
 /// Plan for copying the shared samples of a block and a region. Offsets are in bytes.
 #[derive(Debug)]
 struct CopyPlan {
@@ -136,6 +148,37 @@ impl CopyPlan {
         let from_end = from_offset.checked_add(from_span)?.checked_add(width)?;
         let to_end = to_offset.checked_add(to_span)?.checked_add(width)?;
         Some(Self { from_offset, to_offset, from_end, to_end, loops })
+    }
+
+    /// Creates the plan for [`transpose`]. `bytes` is the size of the array.
+    fn of_transposition(bytes: usize, shape: &[u64], width: usize, axes: &[usize]) -> Option<Self> {
+        let mut strides: SmallVec<[usize; 6]> = SmallVec::new();
+        let mut stride = width;
+        for size in shape {
+            strides.push(stride);
+            stride = stride.checked_mul(usize::try_from(*size).ok()?)?;
+        }
+        let is_permutation = axes.len() == shape.len() && (0..shape.len()).all(|axis| axes.contains(&axis));
+        if stride != bytes || bytes == 0 || !is_permutation {
+            return None;
+        }
+        let mut loops: SmallVec<[Loop; 6]> = SmallVec::new();
+        let mut to_stride = width;
+        for axis in axes {
+            let count = usize::try_from(*shape.get(*axis)?).ok()?;
+            let from_stride = *strides.get(*axis)?;
+            match loops.last_mut() {
+                _ if count == 1 => {}
+                Some(inner)
+                    if inner.from_stride * inner.count == from_stride && inner.to_stride * inner.count == to_stride =>
+                {
+                    inner.count *= count;
+                }
+                _ => loops.push(Loop { count, from_stride, to_stride }),
+            }
+            to_stride = to_stride.checked_mul(count)?;
+        }
+        Some(Self { from_offset: 0, to_offset: 0, from_end: bytes, to_end: bytes, loops })
     }
 
     fn run(&self, to: &mut [u8], from: &[u8], width: usize, swap_bytes: bool) -> bool {
@@ -322,6 +365,40 @@ mod tests {
             paste(&mut out, region, &block, &origin, &size, grid.dimensions(), width);
         }
         out
+    }
+
+    proptest! {
+        #[test]
+        fn a_transposed_array_has_the_same_element_at_the_reordered_index(
+            shape in prop::collection::vec(1u64..5, 1..6),
+            order in Just((0..5usize).collect::<Vec<_>>()).prop_shuffle(),
+            width in prop::sample::select(vec![1usize, 2, 4, 8]),
+        ) {
+            let axes: Vec<usize> = order.into_iter().filter(|axis| *axis < shape.len()).collect();
+            let sorted = |shape: &[u64]| {
+                let mut all = indices(shape);
+                all.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
+                all
+            };
+            let data: Vec<u8> = sorted(&shape).iter().flat_map(|index| element(index, &shape, width)).collect();
+            let reordered: Vec<u64> = axes.iter().map(|axis| shape[*axis]).collect();
+            let expected: Vec<u8> = sorted(&reordered)
+                .iter()
+                .flat_map(|index| {
+                    let mut original = vec![0; shape.len()];
+                    axes.iter().zip(index).for_each(|(axis, i)| original[*axis] = *i);
+                    element(&original, &shape, width)
+                })
+                .collect();
+            prop_assert_eq!(transpose(&data, &shape, width, &axes), expected);
+        }
+    }
+
+    #[test]
+    fn an_array_of_another_size_or_a_wrong_order_is_not_transposed() {
+        assert_eq!(transpose(&[1, 2, 3], &[2, 2], 1, &[1, 0]), [0; 3]);
+        assert_eq!(transpose(&[1, 2, 3, 4], &[2, 2], 1, &[1, 1]), [0; 4]);
+        assert_eq!(transpose(&[], &[0, 2], 1, &[1, 0]), [0; 0]);
     }
 
     type AxisCase = (u64, u64, i64, u64, u64);
