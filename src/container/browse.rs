@@ -7,11 +7,9 @@ use crate::cache::{ATTRIBUTES, Dataset, GroupState, ReadError, ReadOptions};
 use crate::store::{DirEntry, FilterDecision, Key};
 use n5_format::{Coords, GridPosition, MAX_RANK};
 
-/// Maximum total size of the names on one page, in bytes. The name that exceeds it begins the next page.
-const MAX_PAGE_NAMES_BYTES: usize = 512 << 10;
-
-/// Maximum average length of the names on a page, in bytes. It bounds a page with a low limit of entries.
-const NAME_BYTES_PER_ENTRY: usize = 53;
+/// Maximum total length of the names on a page of 10,000 entries, in bytes. It is proportional to the limit of entries.
+/// The name that exceeds it begins the next page.
+const NAME_BYTES_PER_10_000_ENTRIES: usize = 512 << 10;
 
 /// Kind of an entry of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,11 +74,10 @@ impl Container {
         let Some(page) = self.store.list(key, after, limit, filter).await? else { return Ok(None) };
         let mut result = DirectoryPage { entries: Vec::new(), has_more: page.has_more };
         let mut names_bytes = 0;
+        let max_names_bytes = limit.saturating_mul(NAME_BYTES_PER_10_000_ENTRIES) / 10_000;
         for entry in page.entries {
             names_bytes += entry.name.len();
-            if names_bytes > MAX_PAGE_NAMES_BYTES.min(limit.saturating_mul(NAME_BYTES_PER_ENTRY))
-                && !result.entries.is_empty()
-            {
+            if names_bytes > max_names_bytes && !result.entries.is_empty() {
                 result.has_more = true;
                 break;
             }

@@ -135,6 +135,24 @@ impl App {
         Ok(Some((index, mount, key)))
     }
 
+    /// Replaces the name of a mount that has a suffix by the mount's own name
+    /// ([`View::has_suffix_aliases`](crate::view::View::has_suffix_aliases)). To be called before the request is
+    /// authorized.
+    pub(crate) fn resolve_mount_suffix(&self, target: &mut RequestTarget) {
+        let has_mount = |name: &str| self.find_mount(name).is_some();
+        if !self.has_root_mount()
+            && let Some(unsuffixed) = target.unsuffixed_path().and_then(|path| path.into_iter().next())
+            && let Some(name) = target.container_path().and_then(<[String]>::first)
+            && !has_mount(name)
+        {
+            // The mount `a.ome` is named `a.ome.zarr`, too.
+            let shorter = name.strip_suffix(".zarr").filter(|name| has_mount(name)).map(str::to_owned);
+            if let Some(name) = shorter.or_else(|| has_mount(&unsuffixed).then_some(unsuffixed)) {
+                target.replace_mount_name(name);
+            }
+        }
+    }
+
     /// Returns the mount of a target, restricted to what the caller may see. Returns `None` if the mount is public.
     pub(crate) fn visible_mount(&self, target: &RequestTarget, caller_view: &Arc<CallerView>) -> Option<Mount> {
         let (_, mount, _) = self.locate(target.container_path()?).ok()??;

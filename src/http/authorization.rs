@@ -54,8 +54,12 @@ pub(crate) async fn authorize(
     let has_root_mount = context.app.has_root_mount();
     let mount = if has_root_mount { "" } else { path.first().map_or("", String::as_str) };
     let caller_view = view_of_mount(mount);
+    // A path with a suffix may stand for the path without it. Whichever it is, what it reads is checked again
+    // (`Visibility`), so it is enough that the caller may read one of them.
+    let unsuffixed = context.target.unsuffixed_path();
     let is_allowed = if has_root_mount || !path.is_empty() {
-        caller_view.may_read(&path.join("/"))
+        let may_read_unsuffixed = unsuffixed.as_ref().is_some_and(|path| caller_view.may_read(&path.join("/")));
+        caller_view.may_read(&path.join("/")) || may_read_unsuffixed
     } else {
         // Only callers who may read at least one container may list the containers.
         mounts.iter().filter(|mount| caller_view.may_read(&mount.name)).count() > 0 || mounts.is_empty()
@@ -65,8 +69,11 @@ pub(crate) async fn authorize(
     }
     // A response about a directory counts as dependent on the caller if a rule covers a path below the directory. This
     // does not depend on whether the path exists, because the headers would otherwise reveal that.
-    if let Some(directory) = revealed_directory(context, path) {
-        caller_view.record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller.as_ref()));
+    for path in [Some(path), unsuffixed.as_deref()].into_iter().flatten() {
+        if let Some(directory) = revealed_directory(context, path) {
+            caller_view
+                .record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller.as_ref()));
+        }
     }
     Ok(Some(Arc::new(caller_view)))
 }

@@ -68,7 +68,10 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// Handles one request: on the document runtime if it may take long, otherwise on the current thread.
 async fn offload_or_handle(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    let target = RequestTarget::parse(request.uri().path(), &app.options.base_path);
+    let mut target = RequestTarget::parse(request.uri().path(), &app.options.base_path);
+    if let Ok(Some(target)) = &mut target {
+        app.resolve_mount_suffix(target);
+    }
     let may_take_long = matches!(&target, Ok(Some(target)) if target.runs_on_document_runtime());
     let document_runtime = app.options.document_runtime.as_ref().filter(|_| may_take_long);
     let trace = request.extensions().get::<Arc<Trace>>().cloned();

@@ -52,6 +52,7 @@ pub enum Operation {
 /// one. A group with such a name is served below `/n5/`.
 const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
     ("n5", Endpoint::Stored),
+    (FILES, Endpoint::Stored),
     ("slice", Endpoint::Slice),
     ("info", Endpoint::Info),
     ("viewer", Endpoint::Viewer),
@@ -62,6 +63,9 @@ const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
     ("version", Endpoint::Operation(Operation::Version)),
     ("openapi.yaml", Endpoint::Operation(Operation::OpenApi)),
 ];
+
+/// The endpoint name below which listings contain every file, for programs that mirror containers.
+const FILES: &str = "files";
 
 /// Label of the route that most requests take.
 pub(crate) const STORED: &str = "stored";
@@ -103,6 +107,8 @@ pub struct RequestTarget {
     /// True if the path consists of the base path, or of the base path and an endpoint's name, without a trailing
     /// slash.
     pub is_bare: bool,
+    /// True below `/files/`: listings contain every file that the server has, not only those that people look for.
+    pub lists_every_file: bool,
 }
 
 impl RequestTarget {
@@ -146,6 +152,25 @@ impl RequestTarget {
     pub(crate) fn container_path(&self) -> Option<&[String]> {
         let parameter_count = if let Endpoint::View(view) = self.endpoint { view.path_parameter_count() } else { 0 };
         self.segments.get(parameter_count..)
+    }
+
+    /// Returns the names in [`Self::container_path`] without the suffixes that programs expect of the view, or `None` if
+    /// no name has one. Only where no group has the suffixed name does such a path stand for the other one.
+    pub(crate) fn unsuffixed_path(&self) -> Option<Vec<String>> {
+        let Endpoint::View(view) = self.endpoint else { return None };
+        let path = self.container_path()?;
+        if !view.has_suffix_aliases() || !path.iter().any(|name| without_suffix(name).is_some()) {
+            return None;
+        }
+        Some(path.iter().map(|name| without_suffix(name).unwrap_or(name).to_owned()).collect())
+    }
+
+    /// Replaces the first name of the path in the container, which is that of the mount.
+    pub(crate) fn replace_mount_name(&mut self, name: String) {
+        let parameter_count = if let Endpoint::View(view) = self.endpoint { view.path_parameter_count() } else { 0 };
+        if let Some(first) = self.segments.get_mut(parameter_count) {
+            *first = name;
+        }
     }
 
     /// Returns true if the request must be handled on the document runtime, whose threads may block. This concerns
@@ -193,12 +218,19 @@ impl RequestTarget {
         }
         let named_endpoint = segments.first().and_then(|first| endpoints().find(|(name, _)| name == first));
         let (endpoint, is_named) = named_endpoint.map_or((Endpoint::Stored, false), |(_, endpoint)| (endpoint, true));
+        let lists_every_file = is_named && segments.first().is_some_and(|first| first == FILES);
         if is_named {
             segments.remove(0);
         }
         let is_bare = segments.is_empty() && !has_trailing_slash;
-        Ok(Some(Self { endpoint, segments, has_trailing_slash, is_bare }))
+        Ok(Some(Self { endpoint, segments, has_trailing_slash, is_bare, lists_every_file }))
     }
+}
+
+/// Returns the name without the suffix `.zarr` or `.ome.zarr`, or `None` if it has no such suffix or nothing else.
+pub(crate) fn without_suffix(name: &str) -> Option<&str> {
+    let name = name.strip_suffix(".zarr")?;
+    Some(name.strip_suffix(".ome").unwrap_or(name)).filter(|name| !name.is_empty())
 }
 
 /// Decodes one segment. `%` followed by two hexadecimal digits is an octet, and the octets must be UTF-8.
@@ -301,6 +333,25 @@ mod tests {
     }
 
     #[test]
+    fn files_is_another_name_of_the_stored_container() {
+        let target = RequestTarget::parse("/files/a/0", "").unwrap().unwrap();
+        assert_eq!((target.endpoint, target.lists_every_file), (Endpoint::Stored, true));
+        assert_eq!(target.segments, ["a", "0"]);
+        assert!(!RequestTarget::parse("/n5/files/a/", "").unwrap().unwrap().lists_every_file);
+        assert_eq!(RequestTarget::parse_literal_stored("/files/a/0", ""), Some("a/0"));
+    }
+
+    #[test]
+    fn only_the_zarr_views_have_names_with_a_suffix() {
+        let unsuffixed = |path: &str| RequestTarget::parse(path, "").unwrap().unwrap().unsuffixed_path();
+        assert_eq!(unsuffixed("/zarr3/a/em.ome.zarr/s0/zarr.json").unwrap(), ["a", "em", "s0", "zarr.json"]);
+        assert_eq!(unsuffixed("/zarr2/a.zarr/.zgroup").unwrap(), ["a", ".zgroup"]);
+        for path in ["/zarr3/a/s0/c/0", "/zarr3/.zarr/x", "/n5/a.zarr/", "/as/gzip/a.zarr/", "/zarr3/a.zarr.d/"] {
+            assert_eq!(unsuffixed(path), None, "{path}");
+        }
+    }
+
+    #[test]
     fn the_base_path_is_required_except_for_operations() {
         let parse_below_base = |path| RequestTarget::parse(path, "/x/y").unwrap();
         assert_eq!(parse_below_base("/x/y/a").unwrap().segments, ["a"]);
@@ -319,7 +370,7 @@ mod tests {
         }
 
         #[test]
-        fn both_parsers_agree_on_literal_paths(path in "(/x)?(/(n5|slice|info|a|b~|..|%41|é|[0-9]{1,3})){0,4}/?") {
+        fn both_parsers_agree_on_literal_paths(path in "(/x)?(/(n5|files|slice|info|a|b~|..|%41|é|[0-9]{1,3})){0,4}/?") {
             if let Some(literal) = RequestTarget::parse_literal_stored(&path, "/x")
                 && let Ok(key) = Key::parse(literal)
             {

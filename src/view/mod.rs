@@ -11,6 +11,7 @@
 //!
 //! To add a view, start from the example of [`View`], and follow the row "view" of the table in `CONTRIBUTING.md`.
 
+mod axis_order;
 mod chunk;
 mod chunk_encoder;
 mod lookup;
@@ -28,6 +29,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 use crate::cache::ReadError;
+use crate::container::DirectoryEntry;
 use n5_metadata::{Description, Node, NodeKind};
 
 pub use chunk::{Chunk, ChunkSource, EncodedChunk};
@@ -128,6 +130,12 @@ pub trait View: fmt::Debug + Send + Sync {
         true
     }
 
+    /// Returns true if a name in a path that no group or dataset has may have the suffix `.zarr` or `.ome.zarr`, and then
+    /// stands for the name without it. Some programs open only paths with such a suffix.
+    fn has_suffix_aliases(&self) -> bool {
+        false
+    }
+
     /// Checks the values of the query parameters that the view knows. Unknown parameters are ignored, because clients
     /// add their own.
     ///
@@ -161,6 +169,32 @@ pub trait View: fmt::Debug + Send + Sync {
     /// # Errors
     /// Returns the same errors as [`Self::resolve`].
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError>;
+
+    /// Returns the names of the directories that the view has in the directory `lookup.key` in addition to those of the
+    /// container, for listings.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Self::resolve`].
+    async fn list_further_directories(&self, _lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
+        Ok(Vec::new())
+    }
+
+    /// Returns the chunks and the directories of chunks that exist directly below `lookup.key`, for listings. Returns
+    /// `None` if `lookup.key` is neither an array nor a directory of chunks, or if the view does not list chunks. There
+    /// are at most `max_entries`. The caller has taken memory for them ([`BYTES_PER_INDEX`]).
+    ///
+    /// # Errors
+    /// Returns [`ReadError::TooLarge`] if there are more entries, or if finding them takes too long. Returns other
+    /// errors if the store fails, so that a listing is never incomplete.
+    ///
+    /// [`BYTES_PER_INDEX`]: crate::container::BYTES_PER_INDEX
+    async fn list_chunks(
+        &self,
+        _lookup: &ViewLookup<'_>,
+        _max_entries: usize,
+    ) -> Result<Option<Vec<DirectoryEntry>>, ReadError> {
+        Ok(None)
+    }
 }
 
 impl PartialEq for dyn View {

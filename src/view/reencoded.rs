@@ -12,6 +12,7 @@ use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::lookup::{ResolvedKey, ViewLookup};
 use super::node::{LoadedNode, read_node, read_node_with_text};
 use crate::cache::{ATTRIBUTES, Dataset, ReadError};
+use crate::container::{DirectoryEntry, EntryKind};
 use crate::store::Key;
 use n5_format::{
     self, Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes, DescribedDataset, GridPosition,
@@ -93,6 +94,30 @@ impl View for Reencoded {
             Ok(_) => Ok(vec![ATTRIBUTES.to_owned()]),
             Err(error) => Err(error),
         }
+    }
+
+    async fn list_chunks(
+        &self,
+        lookup: &ViewLookup<'_>,
+        max_entries: usize,
+    ) -> Result<Option<Vec<DirectoryEntry>>, ReadError> {
+        let enclosing = lookup.container.enclosing_dataset(lookup.options, lookup.key, 1).await?;
+        let Some((dataset, prefix)) = enclosing.filter(|(dataset, _)| dataset.attributes.is_decodable()) else {
+            return Ok(None);
+        };
+        let rank = dataset.attributes.rank();
+        if rank == 0 {
+            let exists = lookup.container.meta(lookup.options, &dataset.block_key(&prefix)).await?.is_some();
+            let entry = DirectoryEntry { name: "0".to_owned(), kind: EntryKind::File };
+            return Ok(Some(Vec::from_iter(exists.then_some(entry))));
+        }
+        let axis = prefix.len();
+        let fixed: Vec<Option<u64>> = (0..rank).map(|axis| prefix.get(axis).copied()).collect();
+        let indices = lookup.container.block_indices(lookup.options, &dataset, &fixed, axis, max_entries).await?;
+        let kind = if axis + 1 == rank { EntryKind::File } else { EntryKind::Group };
+        let entries: Vec<DirectoryEntry> =
+            indices.into_iter().map(|index| DirectoryEntry { name: index.to_string(), kind }).collect();
+        Ok((prefix.is_empty() || !entries.is_empty()).then_some(entries))
     }
 }
 

@@ -14,5 +14,5 @@ pub(super) fn dataset(dimensions: &[u64], blocks: &[u64], data_type: &str, compr
 
 /// Returns the layout of a dataset of 7 by 5 elements in blocks of 5 by 4.
 pub(super) fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
-    ZarrLayout::of(&dataset(&[7, 5], &[5, 4], data_type, compression)).unwrap()
+    ZarrLayout::of(&dataset(&[7, 5], &[5, 4], data_type, compression), None).unwrap()
 }

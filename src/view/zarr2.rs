@@ -2,15 +2,21 @@
 //!
 //! Source: <https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html>; `_ARRAY_DIMENSIONS` is a convention of xarray.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::View;
+use super::axis_order::AxisPermutation;
 use super::lookup::{ResolvedKey, ViewLookup};
-use super::zarr_array::{ZarrLayout, ZarrNodeType, node_type, resolve_chunk};
-use super::zarr_node::{ZarrNode, document, read_zarr_node};
-use super::zarr_subtree::read_subtree;
-use crate::cache::ReadError;
+use super::zarr_array::{
+    ReorderedChunks, ZarrLayout, ZarrNodeType, list_coordinates, node_type, resolve_chunk, split_reordered,
+};
+use super::zarr_node::{ZarrNode, document, read_zarr_node, reordered_names};
+use super::zarr_subtree::{can_read_subtree, read_subtree};
+use crate::cache::{Dataset, ReadError};
+use crate::container::DirectoryEntry;
 use crate::store::Key;
 use n5_format::{BlockEncoding, JsonObjectBuilder};
 
@@ -33,42 +39,81 @@ impl View for Zarr2 {
         true
     }
 
+    fn has_suffix_aliases(&self) -> bool {
+        true
+    }
+
     async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError> {
         let (Some(name), Some(directory)) = (lookup.key.name(), lookup.key.parent()) else {
             return Ok(ResolvedKey::Missing);
         };
         match name {
             ZARRAY => Ok(match node_type(lookup, &directory).await? {
-                ZarrNodeType::Array(dataset) => ZarrLayout::of(&dataset.attributes)
+                ZarrNodeType::Array(dataset, order) => ZarrLayout::of(&dataset.attributes, order)
                     .map_or(ResolvedKey::Missing, |layout| document(object_text(&zarray_json(&layout)), None)),
                 ZarrNodeType::Group | ZarrNodeType::Missing => ResolvedKey::Missing,
             }),
             ZGROUP => Ok(match node_type(lookup, &directory).await? {
                 ZarrNodeType::Group => document(object_text(&zgroup_json()), None),
-                ZarrNodeType::Array(_) | ZarrNodeType::Missing => ResolvedKey::Missing,
+                ZarrNodeType::Array(..) | ZarrNodeType::Missing => ResolvedKey::Missing,
             }),
             ZATTRS => {
                 let node = read_zarr_node(lookup, &directory).await?;
                 Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| document(zattrs_text(node), memory)))
             }
             ZMETADATA => consolidated(lookup, &directory).await,
-            _ => match lookup.container.dataset_and_coordinates(lookup.options, lookup.key).await? {
-                Some((dataset, coordinates)) => resolve_chunk(&dataset, &coordinates),
+            _ => match find_chunk(lookup).await? {
+                Some((dataset, order, coordinates)) => {
+                    resolve_chunk(&dataset, order, &coordinates, ReorderedChunks::Transposed)
+                }
                 None => Ok(ResolvedKey::Missing),
             },
         }
     }
 
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
-        // `.zmetadata` is not listed, because finding out whether it exists takes a walk of the group, and clients that
-        // read it do not list directories.
         let names: &[&str] = match node_type(lookup, lookup.key).await? {
             ZarrNodeType::Missing => &[],
+            ZarrNodeType::Group if can_read_subtree(lookup, lookup.key).await? => &[ZATTRS, ZGROUP, ZMETADATA],
             ZarrNodeType::Group => &[ZATTRS, ZGROUP],
-            ZarrNodeType::Array(_) => &[ZARRAY, ZATTRS],
+            ZarrNodeType::Array(..) => &[ZARRAY, ZATTRS],
         };
         Ok(names.iter().map(ToString::to_string).collect())
     }
+
+    async fn list_further_directories(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
+        reordered_names(lookup).await
+    }
+
+    async fn list_chunks(
+        &self,
+        lookup: &ViewLookup<'_>,
+        max_entries: usize,
+    ) -> Result<Option<Vec<DirectoryEntry>>, ReadError> {
+        let (dataset, order, prefix) = if let Some((array, prefix)) = split_reordered(lookup.key) {
+            let ZarrNodeType::Array(dataset, order) = node_type(lookup, &array).await? else { return Ok(None) };
+            (dataset, order, prefix)
+        } else {
+            let enclosing = lookup.container.enclosing_dataset(lookup.options, lookup.key, 1).await?;
+            let Some((dataset, prefix)) = enclosing else { return Ok(None) };
+            (dataset, None, prefix.to_vec())
+        };
+        list_coordinates(lookup, &dataset, order, &prefix, max_entries).await
+    }
+}
+
+/// Returns the dataset, the order of its axes and the coordinates of the chunk at the lookup's key, if it can be the key
+/// of a chunk.
+async fn find_chunk(
+    lookup: &ViewLookup<'_>,
+) -> Result<Option<(Arc<Dataset>, Option<AxisPermutation>, Vec<u64>)>, ReadError> {
+    if let Some((array, coordinates)) = split_reordered(lookup.key)
+        && let ZarrNodeType::Array(dataset, order) = node_type(lookup, &array).await?
+    {
+        return Ok((coordinates.len() == dataset.attributes.rank()).then_some((dataset, order, coordinates)));
+    }
+    let found = lookup.container.dataset_and_coordinates(lookup.options, lookup.key).await?;
+    Ok(found.map(|(dataset, coordinates)| (dataset, None, coordinates.to_vec())))
 }
 
 fn zgroup_json() -> Value {

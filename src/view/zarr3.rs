@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::View;
 use super::lookup::{ResolvedKey, ViewLookup};
-use super::zarr_array::{ZarrLayout, ZarrNodeType, node_type, resolve_chunk};
-use super::zarr_node::{ZarrNode, document, read_zarr_node};
+use super::zarr_array::{ReorderedChunks, ZarrLayout, ZarrNodeType, list_coordinates, node_type, resolve_chunk};
+use super::zarr_node::{ZarrNode, document, read_zarr_node, reordered_names};
 use super::zarr_subtree::read_subtree;
 use crate::cache::ReadError;
-use crate::container::grid_component;
+use crate::container::{DirectoryEntry, EntryKind, grid_component};
 use crate::store::Key;
-use n5_format::{BlockEncoding, JsonObjectBuilder};
+use n5_format::{BlockEncoding, Coords, JsonObjectBuilder};
 
 const ZARR_JSON: &str = "zarr.json";
 
@@ -35,6 +35,10 @@ impl View for Zarr3 {
         true
     }
 
+    fn has_suffix_aliases(&self) -> bool {
+        true
+    }
+
     async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError> {
         if let (Some(ZARR_JSON), Some(directory)) = (lookup.key.name(), lookup.key.parent()) {
             return read_zarr_json(lookup, &directory).await;
@@ -42,19 +46,44 @@ impl View for Zarr3 {
         let Some((array, coordinates)) = chunk_key(lookup.key) else { return Ok(ResolvedKey::Missing) };
         match node_type(lookup, &array).await? {
             // The chunk of an array without axes has no coordinates, but its block has one, 0.
-            ZarrNodeType::Array(dataset) if coordinates.len() == dataset.attributes.rank() => {
+            ZarrNodeType::Array(dataset, order) if coordinates.len() == dataset.attributes.rank() => {
                 let zero_coordinate = [0];
-                resolve_chunk(&dataset, if coordinates.is_empty() { &zero_coordinate } else { &coordinates })
+                let coordinates = if coordinates.is_empty() { &zero_coordinate } else { coordinates.as_slice() };
+                resolve_chunk(&dataset, order, coordinates, ReorderedChunks::AsStored)
             }
-            ZarrNodeType::Array(_) | ZarrNodeType::Group | ZarrNodeType::Missing => Ok(ResolvedKey::Missing),
+            ZarrNodeType::Array(..) | ZarrNodeType::Group | ZarrNodeType::Missing => Ok(ResolvedKey::Missing),
         }
     }
 
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
         Ok(match node_type(lookup, lookup.key).await? {
             ZarrNodeType::Missing => Vec::new(),
-            ZarrNodeType::Group | ZarrNodeType::Array(_) => vec![ZARR_JSON.to_owned()],
+            ZarrNodeType::Group | ZarrNodeType::Array(..) => vec![ZARR_JSON.to_owned()],
         })
+    }
+
+    async fn list_further_directories(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
+        reordered_names(lookup).await
+    }
+
+    async fn list_chunks(
+        &self,
+        lookup: &ViewLookup<'_>,
+        max_entries: usize,
+    ) -> Result<Option<Vec<DirectoryEntry>>, ReadError> {
+        if let Some((array, prefix)) = chunk_key(lookup.key)
+            && let ZarrNodeType::Array(dataset, order) = node_type(lookup, &array).await?
+            && dataset.attributes.rank() > 0
+        {
+            return list_coordinates(lookup, &dataset, order, &prefix, max_entries).await;
+        }
+        let ZarrNodeType::Array(dataset, _) = node_type(lookup, lookup.key).await? else { return Ok(None) };
+        // The coordinates of the chunks are below `c`. The only chunk of an array without axes is `c` itself.
+        let kind = if dataset.attributes.rank() == 0 { EntryKind::File } else { EntryKind::Group };
+        let block = dataset.block_key(&Coords::new());
+        let exists = kind == EntryKind::Group || lookup.container.meta(lookup.options, &block).await?.is_some();
+        let entry = DirectoryEntry { name: CHUNK_KEY_PREFIX.to_owned(), kind };
+        Ok(Some(Vec::from_iter(exists.then_some(entry))))
     }
 }
 
@@ -73,7 +102,7 @@ fn chunk_key(key: &Key) -> Option<(Key, Vec<u64>)> {
 async fn read_zarr_json(lookup: &ViewLookup<'_>, directory: &Key) -> Result<ResolvedKey, ReadError> {
     let subtree = match node_type(lookup, directory).await? {
         ZarrNodeType::Missing => return Ok(ResolvedKey::Missing),
-        ZarrNodeType::Array(_) => None,
+        ZarrNodeType::Array(..) => None,
         ZarrNodeType::Group => read_subtree(lookup, directory).await?,
     };
     let Some((mut nodes, memory)) = subtree else {
@@ -132,10 +161,14 @@ fn zarr_json(node: ZarrNode) -> JsonObjectBuilder {
 fn codecs(layout: &ZarrLayout) -> Vec<Value> {
     let encoding = layout.encoding;
     let endian = if encoding.is_big_endian { "big" } else { "little" };
-    let mut codecs = vec![match encoding.width {
+    // The codec turns the array into one with the axes in stored order.
+    let transposition =
+        layout.order.map(|order| json!({ "name": "transpose", "configuration": { "order": order.inverse() } }));
+    let mut codecs: Vec<Value> = transposition.into_iter().collect();
+    codecs.push(match encoding.width {
         1 => json!({ "name": "bytes" }),
         _ => json!({ "name": "bytes", "configuration": { "endian": endian } }),
-    }];
+    });
     let compression = match encoding.compression {
         BlockEncoding::Raw => return codecs,
         BlockEncoding::Gzip => json!({ "level": layout.level }),

@@ -3,10 +3,9 @@
 //! Pyramids of every convention become OME-NGFF images. Source: <https://ngff.openmicroscopy.org/0.4/> and
 //! <https://ngff.openmicroscopy.org/0.5/>, which differ only in the place of the version.
 
-use std::ops::RangeInclusive;
-
 use serde_json::{Map, Value, json};
 
+use super::axis_order::{AxisPermutation, ImageAxes};
 use super::lookup::{ResolvedKey, ViewLookup};
 use super::node::{read_node, read_node_with_text};
 use super::zarr_array::{ZarrEncoding, ZarrLayout, ZarrNodeType, node_type};
@@ -43,7 +42,7 @@ pub(super) enum ZarrNode {
     Array {
         /// Layout of the array.
         layout: ZarrLayout,
-        /// Names of the axes in Zarr's order, unique and not empty.
+        /// Names of the axes in the order of the array, unique and not empty.
         names: Vec<String>,
         /// Attributes of the array, including `dimension_units` if units are known.
         attributes: JsonObjectBuilder,
@@ -52,11 +51,13 @@ pub(super) enum ZarrNode {
 
 impl ZarrNode {
     /// Creates the Zarr node of a directory with the name `name`, or returns `None` for a dataset that is not decoded.
-    /// If the directory is a level of a pyramid, `level` is the coordinate space that the pyramid gives to it.
+    /// If the directory is a level of a pyramid, `level` is the coordinate space that the pyramid gives to it. `order` is
+    /// the order of an array's axes, if it is not the stored order.
     pub(super) fn of(
         node: &Node,
         name: Option<&str>,
         level: Option<&CoordinateSpace>,
+        order: Option<AxisPermutation>,
         copied: CopiedAttributes,
     ) -> Option<Self> {
         let CopiedAttributes { mut attributes, ome } = copied;
@@ -68,17 +69,21 @@ impl ZarrNode {
         let document = node.document.as_ref()?.as_ref().ok()?;
         let dataset = DescribedDataset::parse(document.clone()).ok()?;
         let own_space = || CoordinateSpace::of_dataset(&dataset, &node.ancestors);
-        let space = level.cloned().unwrap_or_else(own_space);
+        let space = level.filter(|space| space.is_calibrated).cloned().unwrap_or_else(own_space);
         if let Some(units) = dimension_units(&space) {
+            let units = order.map_or(units.clone(), |order| order.apply(&units));
             attributes.insert("dimension_units", &units);
         }
-        let names = space.axes.iter().rev().map(|axis| axis.name.clone()).collect();
-        Some(Self::Array { layout: ZarrLayout::of(&dataset)?, names, attributes })
+        // OME-NGFF requires that arrays and images have the same names of axes.
+        let named_axes = &level.unwrap_or(&space).axes;
+        let names: Vec<String> = named_axes.iter().rev().map(|axis| axis.name.clone()).collect();
+        let names = order.map_or(names.clone(), |order| order.apply(&names));
+        Some(Self::Array { layout: ZarrLayout::of(&dataset, order)?, names, attributes })
     }
 }
 
 /// Attributes of a directory that its Zarr node repeats as they are stored.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct CopiedAttributes {
     /// Attributes that belong neither to N5 nor to OME-NGFF.
     attributes: JsonObjectBuilder,
@@ -134,7 +139,7 @@ fn ome_attributes(text: &[u8]) -> JsonObjectBuilder {
 ///
 /// Source: TensorStore `driver/zarr3/metadata.cc`; Neuroglancer `src/datasource/zarr/metadata/parse.ts`, which
 /// refuses units other than metres and seconds.
-fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
+fn dimension_units(space: &CoordinateSpace) -> Option<Vec<Value>> {
     let axis_unit = |(axis, scale): (&Axis, &f64)| {
         let unit = axis.unit.filter(|unit| matches!(unit.base, BaseUnit::Metre | BaseUnit::Second));
         match unit.map(|unit| unit.si_scaled()) {
@@ -146,7 +151,7 @@ fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
     };
     let units: Vec<Value> = space.axes.iter().zip(&space.scale).rev().map(axis_unit).collect();
     let has_units = units.iter().any(|unit| !unit.is_null() && unit != "1");
-    has_units.then_some(Value::Array(units))
+    has_units.then_some(units)
 }
 
 /// Returns the Zarr node of the directory `key` with its memory permit, or `None` if the directory is not a node
@@ -158,23 +163,25 @@ pub(super) async fn read_zarr_node(
     lookup: &ViewLookup<'_>,
     key: &Key,
 ) -> Result<Option<(ZarrNode, Option<MemoryPermit>)>, ReadError> {
-    let level = match node_type(lookup, key).await? {
+    let (level, order, key) = match node_type(lookup, key).await? {
         ZarrNodeType::Missing => return Ok(None),
-        ZarrNodeType::Group => None,
-        ZarrNodeType::Array(_) => space_in_pyramid(lookup, key).await?,
+        ZarrNodeType::Group => (None, None, key.clone()),
+        ZarrNodeType::Array(dataset, order) => {
+            (space_in_pyramid(lookup, &dataset.key).await?, order, dataset.key.clone())
+        }
     };
-    let loaded = match read_node_with_text(lookup.container, lookup.options, key).await {
+    let loaded = match read_node_with_text(lookup.container, lookup.options, &key).await {
         // The directory was removed after its node type was read.
         Err(ReadError::NotFound(_)) => return Ok(None),
         loaded => loaded?,
     };
     let is_dataset = loaded.node.is_dataset();
     let copied = loaded.map_text(lookup.container, move |text| CopiedAttributes::of(text, is_dataset)).await?;
-    Ok(ZarrNode::of(&loaded.node, key.name(), level.as_ref(), copied).map(|node| (node, loaded.memory)))
+    Ok(ZarrNode::of(&loaded.node, key.name(), level.as_ref(), order, copied).map(|node| (node, loaded.memory)))
 }
 
-/// Returns the coordinate space that a pyramid gives to the dataset `key`. Returns `None` if the dataset is not a level
-/// of a pyramid or if its voxel size is not known.
+/// Returns the coordinate space that a pyramid gives to the dataset `key`, or `None` if the dataset is not a level of a
+/// pyramid.
 async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<CoordinateSpace>, ReadError> {
     let mut group = key.parent();
     for _ in 0..MAX_LEVEL_DEPTH {
@@ -187,11 +194,46 @@ async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<C
         if let Some(pyramid) = n5_metadata::pyramid(&loaded.node, &mut Vec::new())
             && let Some(level_index) = pyramid.levels.iter().position(|level| level.path == level_path)
         {
-            return Ok(Some(CoordinateSpace::of_level(&pyramid, level_index)).filter(|space| space.is_calibrated));
+            return Ok(Some(CoordinateSpace::of_level(&pyramid, level_index)));
         }
         group = group_key.parent();
     }
     Ok(None)
+}
+
+/// Returns the names of those arrays in the directory `lookup.key` that are levels of a pyramid with reordered axes.
+///
+/// # Errors
+/// Returns the same errors as [`read_node`].
+pub(super) async fn reordered_names(lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
+    let mut names = Vec::new();
+    for group in std::iter::successors(Some(lookup.key.clone()), Key::parent).take(MAX_LEVEL_DEPTH) {
+        let loaded = match read_node(lookup.container, lookup.options, &group).await {
+            Err(ReadError::NotFound(_)) => continue,
+            loaded => loaded?,
+        };
+        let Some(pyramid) = n5_metadata::pyramid(&loaded.node, &mut Vec::new()) else { continue };
+        for (path, order) in reordered_levels(&loaded.node, &pyramid) {
+            let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+            if directory == relative_path(&group, lookup.key) {
+                names.push(order.name_of(name));
+            }
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Returns the paths of the levels of a pyramid that are decoded, with the order of axes that OME-NGFF requires, if it
+/// is not the stored order.
+pub(super) fn reordered_levels<'a>(
+    node: &'a Node,
+    pyramid: &'a Pyramid,
+) -> impl Iterator<Item = (&'a str, AxisPermutation)> + 'a {
+    let order = ImageAxes::of(&CoordinateSpace::of_level(pyramid, 0)).and_then(|axes| axes.order);
+    let is_decoded = |path: &str| node.dataset_below(path).is_some_and(|dataset| ZarrEncoding::of(&dataset).is_some());
+    let levels = pyramid.levels.iter().filter(move |level| is_decoded(&level.path));
+    levels.filter_map(move |level| Some((level.path.as_str(), order?)))
 }
 
 /// Returns the path of `key` relative to `group`, which must be a prefix of `key`.
@@ -204,20 +246,22 @@ pub(super) fn document(object: JsonObjectBuilder, memory: Option<MemoryPermit>) 
     ResolvedKey::Document { text: object.into_text(), memory }
 }
 
-/// Numbers of axes that an OME-NGFF image may have.
-const RANKS: RangeInclusive<usize> = 2..=5;
-
 /// Returns an entry of `multiscales` without its version, for a pyramid of any convention, or `None` if OME-NGFF cannot
 /// describe the pyramid.
 ///
-/// - Axes are in the order of the data, the slowest first. OME-NGFF requires the order time, channels, space. An image
-///   that is stored in another order breaks this rule, because axes in the required order would not match the data.
+/// - Axes are in the order that OME-NGFF requires. If that is not the order of the data, the levels are the arrays with
+///   reordered axes.
 /// - Levels that differ in data type from the finest level, and levels that are not decoded, are left out.
 fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Option<Map<String, Value>> {
     let data_type_of = |level: &PyramidLevel| {
         let document = node.child_documents.get(&level.path)?.clone();
         let dataset = DatasetAttributes::parse(document).ok()?;
         ZarrEncoding::of(&dataset).map(|_| dataset.data_type().clone())
+    };
+    let ImageAxes { kinds, order } = ImageAxes::of(&CoordinateSpace::of_level(pyramid, 0))?;
+    let reordered = |list: &[f64]| {
+        let stored: Vec<f64> = list.iter().rev().copied().collect();
+        order.map_or(stored.clone(), |order| order.apply(&stored))
     };
     let mut finest_level: Option<(CoordinateSpace, DataType)> = None;
     let mut datasets = Vec::new();
@@ -228,41 +272,39 @@ fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Opti
         if *finest_type != data_type || finest_space.axes.len() != space.axes.len() {
             continue;
         }
-        let reversed = |list: &[f64]| list.iter().rev().copied().collect::<Vec<f64>>();
-        datasets.push(json!({"path": level.path, "coordinateTransformations": [
-            {"type": "scale", "scale": reversed(&space.scale)},
-            {"type": "translation", "translation": reversed(&space.translation)},
+        let path = order.map_or_else(|| level.path.clone(), |order| order.name_of(&level.path));
+        datasets.push(json!({"path": path, "coordinateTransformations": [
+            {"type": "scale", "scale": reordered(&space.scale)},
+            {"type": "translation", "translation": reordered(&space.translation)},
         ]}));
     }
-    let (space, _) = finest_level.filter(|(space, _)| RANKS.contains(&space.axes.len()))?;
+    let (space, _) = finest_level?;
     let mut image = Map::new();
     if let Some(name) = name {
         image.insert("name".to_owned(), Value::from(name));
     }
-    image.insert("axes".to_owned(), ngff_axes(&space));
+    let axes: Vec<Value> = space.axes.iter().rev().zip(kinds).map(|(axis, kind)| ngff_axis(axis, kind)).collect();
+    image.insert("axes".to_owned(), Value::Array(order.map_or(axes.clone(), |order| order.apply(&axes))));
     image.insert("datasets".to_owned(), Value::Array(datasets));
     Some(image)
 }
 
-fn ngff_axes(space: &CoordinateSpace) -> Value {
-    let axis_json = |axis: &Axis| {
-        let mut members = Map::new();
-        members.insert("name".to_owned(), Value::from(axis.name.as_str()));
-        let kind = match axis.kind {
-            AxisKind::Space => Some("space"),
-            AxisKind::Time => Some("time"),
-            AxisKind::Channel => Some("channel"),
-            AxisKind::Other => None,
-        };
-        if let Some(kind) = kind {
-            members.insert("type".to_owned(), Value::from(kind));
-        }
-        if let Some(unit) = axis.unit.and_then(|unit| unit.ngff_name()) {
-            members.insert("unit".to_owned(), Value::from(unit));
-        }
-        Value::Object(members)
+fn ngff_axis(axis: &Axis, kind: AxisKind) -> Value {
+    let mut members = Map::new();
+    members.insert("name".to_owned(), Value::from(axis.name.as_str()));
+    let kind_name = match kind {
+        AxisKind::Space => Some("space"),
+        AxisKind::Time => Some("time"),
+        AxisKind::Channel => Some("channel"),
+        AxisKind::Other => None,
     };
-    space.axes.iter().rev().map(axis_json).collect()
+    if let Some(kind_name) = kind_name {
+        members.insert("type".to_owned(), Value::from(kind_name));
+    }
+    if let Some(unit) = axis.unit.and_then(|unit| unit.ngff_name()) {
+        members.insert("unit".to_owned(), Value::from(unit));
+    }
+    Value::Object(members)
 }
 
 #[cfg(test)]
@@ -284,7 +326,7 @@ mod tests {
             "compression": {"type": "gzip"}});
         attributes.as_object_mut().unwrap().extend(extra_members.as_object().unwrap().clone());
         let copied = CopiedAttributes::of(attributes.to_string().as_bytes(), true);
-        match ZarrNode::of(&node(&attributes, ancestors), None, None, copied)? {
+        match ZarrNode::of(&node(&attributes, ancestors), None, None, None, copied)? {
             ZarrNode::Array { layout, names, attributes } => Some((layout, names, attributes)),
             ZarrNode::Group { .. } => panic!("a group"),
         }
@@ -335,7 +377,7 @@ mod tests {
         let own = json!({"n5": "4.0.0", "multiscales": {"paths": []}, "name": "a", "omero": {"id": 1},
             "ome": {"version": "0.5", "multiscales": [], "labels": ["cells"]}});
         let copied = CopiedAttributes::of(own.to_string().as_bytes(), false);
-        let Some(ZarrNode::Group { attributes, ome, image }) = ZarrNode::of(&node(&own, &[]), None, None, copied)
+        let Some(ZarrNode::Group { attributes, ome, image }) = ZarrNode::of(&node(&own, &[]), None, None, None, copied)
         else {
             panic!("no group")
         };

@@ -6,8 +6,9 @@ use bytes::Bytes;
 
 use super::lookup::ViewLookup;
 use super::node::{COPY_MEMORY_FACTOR, read_document};
-use super::zarr_node::{CopiedAttributes, ZarrNode, relative_path};
+use super::zarr_node::{CopiedAttributes, ZarrNode, relative_path, reordered_levels};
 use crate::cache::{GroupState, MemoryPermit, ReadError};
+use crate::container::grid_component;
 use crate::store::Key;
 use n5_metadata::{CoordinateSpace, Node};
 
@@ -47,9 +48,7 @@ pub(super) async fn read_subtree(
     lookup: &ViewLookup<'_>,
     key: &Key,
 ) -> Result<Option<(Vec<(String, ZarrNode)>, MemoryPermit)>, ReadError> {
-    let budget_bytes = lookup.container.resources().settings().slice_budget;
-    let survey = ReadError::hidden_as_none(survey(lookup, key).await)?.filter(|(_, bytes)| *bytes <= budget_bytes);
-    let Some((directories, memory_bytes)) = survey else { return Ok(None) };
+    let Some((directories, memory_bytes)) = affordable_survey(lookup, key).await? else { return Ok(None) };
     // This request holds no attributes while it is waiting for memory.
     let memory = lookup.container.reserve_memory(memory_bytes).await?;
     let read_zarr_nodes = Box::pin(async {
@@ -58,6 +57,23 @@ pub(super) async fn read_subtree(
     });
     let zarr_nodes = lookup.container.abort_if_contended(key, read_zarr_nodes).await?;
     Ok(Some((zarr_nodes, memory)))
+}
+
+/// Returns true if [`read_subtree`] returns nodes, unless something changes before.
+///
+/// # Errors
+/// Returns an error if the store fails.
+pub(super) async fn can_read_subtree(lookup: &ViewLookup<'_>, key: &Key) -> Result<bool, ReadError> {
+    Ok(affordable_survey(lookup, key).await?.is_some())
+}
+
+/// Returns the result of [`survey`], or `None` if some directories are hidden or the memory is not enough.
+async fn affordable_survey(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+) -> Result<Option<(Vec<SurveyedDirectory>, u64)>, ReadError> {
+    let budget_bytes = lookup.container.resources().settings().slice_budget;
+    Ok(ReadError::hidden_as_none(survey(lookup, key).await)?.filter(|(_, bytes)| *bytes <= budget_bytes))
 }
 
 /// Loads the surveyed directories, beginning with `key`, without the levels of their pyramids.
@@ -100,6 +116,7 @@ async fn zarr_nodes(
     let paths = directories.iter().map(|directory| relative_path(key, &directory.key));
     let indices: HashMap<&str, usize> = paths.enumerate().map(|(index, path)| (path, index)).collect();
     let mut level_spaces = HashMap::new();
+    let mut level_orders = HashMap::new();
     let mut zarr_nodes = Vec::new();
     for (index, directory) in directories.iter().enumerate() {
         let path = relative_path(key, &directory.key);
@@ -109,9 +126,16 @@ async fn zarr_nodes(
         };
         add_child_documents(&mut nodes, index, index_of);
         let Some(node) = nodes.get(index) else { continue };
-        if !directory.is_dataset {
+        if !directory.is_dataset
+            && let Some(pyramid) = n5_metadata::pyramid(node, &mut Vec::new())
+        {
             // The levels of a pyramid come after the pyramid, so their spaces are known when it is their turn.
-            level_spaces.extend(spaces_of_levels(node, index_of));
+            for (number, level) in pyramid.levels.iter().enumerate() {
+                let space = || CoordinateSpace::of_level(&pyramid, number);
+                level_spaces.extend(index_of(&level.path).map(|index| (index, space())));
+            }
+            let orders = reordered_levels(node, &pyramid);
+            level_orders.extend(orders.filter_map(|(level, order)| Some((index_of(level)?, order))));
         }
         let is_dataset = node.is_dataset();
         let text = match directory.text_bytes {
@@ -121,9 +145,13 @@ async fn zarr_nodes(
         let text_bytes = text.len();
         let copy = move || CopiedAttributes::of(&text, is_dataset);
         let copied = lookup.container.run_document_job(text_bytes, copy).await?;
-        if let Some(zarr_node) = ZarrNode::of(node, directory.key.name(), level_spaces.get(&index), copied) {
-            zarr_nodes.push((path.to_owned(), zarr_node));
+        let space = level_spaces.get(&index);
+        if let Some(order) = level_orders.get(&index) {
+            let reordered = ZarrNode::of(node, directory.key.name(), space, Some(*order), copied.clone());
+            zarr_nodes.extend(reordered.map(|zarr_node| (order.name_of(path), zarr_node)));
         }
+        let zarr_node = ZarrNode::of(node, directory.key.name(), space, None, copied);
+        zarr_nodes.extend(zarr_node.map(|zarr_node| (path.to_owned(), zarr_node)));
     }
     Ok(zarr_nodes)
 }
@@ -138,20 +166,6 @@ fn add_child_documents(nodes: &mut [Node], index: usize, index_of: impl Fn(&str)
             node.child_documents.insert(path, document);
         }
     }
-}
-
-/// Returns the coordinate spaces that a pyramid gives to its levels, by the index of the level. `index_of` returns the
-/// index of the node at a path relative to the pyramid.
-fn spaces_of_levels(node: &Node, index_of: impl Fn(&str) -> Option<usize>) -> Vec<(usize, CoordinateSpace)> {
-    let Some(pyramid) = n5_metadata::pyramid(node, &mut Vec::new()) else { return Vec::new() };
-    let mut spaces = Vec::new();
-    for (number, level) in pyramid.levels.iter().enumerate() {
-        let space = CoordinateSpace::of_level(&pyramid, number);
-        if let Some(index) = index_of(&level.path).filter(|_| space.is_calibrated) {
-            spaces.push((index, space));
-        }
-    }
-    spaces
 }
 
 /// Finds `key` and all directories below it, each after its parent, and measures their attributes without keeping them.
@@ -169,15 +183,17 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<Survey
     }
     let mut next_index = 0;
     while let Some(directory_key) = directories.get(next_index).map(|directory| directory.key.clone()) {
-        let (is_dataset, text_bytes, tree_bytes) = match lookup.container.group(lookup.options, &directory_key).await {
-            Ok(group) => {
-                let is_dataset = matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..));
-                (is_dataset, group.text_bytes(), group.tree_bytes())
-            }
-            // A directory with attributes that are too large to be parsed counts as a group without attributes.
-            Err(ReadError::AttributesTooLarge { .. }) => (false, 0, 0),
-            Err(error) => return Err(error),
-        };
+        let (is_dataset, may_be_dataset, text_bytes, tree_bytes) =
+            match lookup.container.group(lookup.options, &directory_key).await {
+                Ok(group) => {
+                    let is_dataset = matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..));
+                    let may_be_dataset = matches!(group.state, GroupState::Broken(_));
+                    (is_dataset, may_be_dataset, group.text_bytes(), group.tree_bytes())
+                }
+                // A directory with attributes that are too large to be parsed counts as a group without attributes.
+                Err(ReadError::AttributesTooLarge { .. }) => (false, true, 0, 0),
+                Err(error) => return Err(error),
+            };
         all_text_bytes += text_bytes;
         all_tree_bytes += tree_bytes;
         if all_text_bytes > MAX_TEXT_BYTES || all_tree_bytes > MAX_TREE_BYTES {
@@ -188,7 +204,9 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<Survey
         }
         if !is_dataset {
             let names = lookup.container.directories(&directory_key, MAX_DIRECTORIES).await?.unwrap_or_default();
-            let keys = names.iter().filter_map(|name| directory_key.child(name).ok());
+            // The directories of blocks of an unreadable dataset are no groups.
+            let is_group = |name: &&String| !may_be_dataset || grid_component(name).is_none();
+            let keys = names.iter().filter(is_group).filter_map(|name| directory_key.child(name).ok());
             directories.extend(keys.map(|key| new_directory(key, next_index)));
         }
         if directories.len() > MAX_DIRECTORIES {
@@ -198,6 +216,7 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<Survey
     }
     let overhead_bytes = (directories.len() as u64).saturating_mul(DIRECTORY_OVERHEAD_BYTES);
     let tree_bytes = all_tree_bytes.saturating_mul(TREE_MEMORY_FACTOR);
-    let text_bytes = all_text_bytes.saturating_mul(COPY_MEMORY_FACTOR);
+    // Levels with reordered axes are copied twice.
+    let text_bytes = all_text_bytes.saturating_mul(2 * COPY_MEMORY_FACTOR);
     Ok(Some((directories, text_bytes.saturating_add(tree_bytes).saturating_add(overhead_bytes))))
 }

@@ -210,8 +210,11 @@ def test_listings_are_paginated(server):
     assert first["link"] == '<?after=g09999&format=json>; rel="next"'
     second = server.get("/many/?after=g09999&format=json").json()
     assert len(second["entries"]) == 50 and second["next"] is None
-    html = server.get("/many/")
+    html = server.ask("/many/", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
     assert html.text().count("<li>") == 10_000 and 'rel="next"' in html["link"]
+    # Programs do not look for a next page.
+    html = server.get("/many/")
+    assert html.text().count("<li>") == 10_050 and html["link"] is None
 
 
 def test_listings_are_html_or_json_by_accept_header(server):

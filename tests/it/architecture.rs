@@ -61,7 +61,7 @@ const ORDER: &[(&str, &str)] = &[
     ),
     ("conn::fast_connection", "header_timer receive_buffer"),
     ("conn::http2", "watchdog admission frames hpack"),
-    ("container", "browse groups nonblocking stored_blocks handle resources"),
+    ("container", "block_indices browse groups nonblocking stored_blocks handle resources"),
     ("fastpath", "thread_cache reply"),
     (
         "http",
@@ -95,7 +95,10 @@ const ORDER: &[(&str, &str)] = &[
     ("telemetry::metrics", "labels names"),
     ("telemetry::trace", "export settings"),
     ("verify", "aggregator previous_run event walk prefetch walk_item checks entries finding retry"),
-    ("view", "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array lookup chunk chunk_encoder node"),
+    (
+        "view",
+        "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array axis_order lookup chunk chunk_encoder node",
+    ),
     ("view::precomputed", "scale compressed_segmentation image"),
 ];
 

@@ -35,6 +35,7 @@ mod fuzz;
 mod golden;
 mod hostile_clients;
 mod http2;
+mod mirror;
 mod openapi;
 mod operations;
 mod precomputed;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
-use crate::support::{Client, local, options, settings};
+use crate::support::{Client, guarded, local, options, settings};
 
 /// Creates a pyramid, an array with padded and cropped edge blocks, unusual and invalid datasets, and a group.
 fn container() -> N5 {
@@ -203,7 +203,8 @@ async fn listings_name_the_documents_of_the_view() {
     let n5 = container();
     let client = Client::of(n5.root());
     for (path, expected) in [
-        ("/zarr2/g/", vec![".zattrs", ".zgroup", "a"]),
+        ("/zarr2/g/", vec![".zattrs", ".zgroup", ".zmetadata", "a"]),
+        ("/zarr2/", vec![".zattrs", ".zgroup", ".zmetadata", "em", "g", "raw", "scalar", "small", "xz"]),
         ("/zarr2/em/s0/", vec![".zarray", ".zattrs"]),
         ("/zarr3/em/", vec!["s0", "s1", "zarr.json"]),
         ("/zarr3/jpeg/", vec![]),
@@ -213,6 +214,148 @@ async fn listings_name_the_documents_of_the_view() {
             listing["entries"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
         assert_eq!(names, expected, "{path}");
     }
+    // A document that does not exist is not listed.
+    for number in 0..500 {
+        n5.file(&format!("many/{number}/attributes.json"), "{}");
+    }
+    let listed = client.get("/zarr2/many/?format=json").await.json();
+    assert_eq!((&listed["entries"][1]["name"], &listed["entries"][2]["name"]), (&json!(".zgroup"), &json!("0")));
     let redirect = client.get("/zarr3/em").await;
     assert_eq!((redirect.status.as_u16(), redirect.header("location")), (301, Some("em/")));
+}
+
+#[tokio::test]
+async fn a_name_with_a_zarr_suffix_stands_for_the_name_without_it() {
+    let n5 = container();
+    n5.dataset("a/b.ome/x", &[4], &[2], "raw").fill(|_| true, |_| false);
+    let client = Client::of(n5.root());
+    for (alias, path) in [
+        ("/zarr3/em.ome.zarr/zarr.json", "/zarr3/em/zarr.json"),
+        ("/zarr3/em.zarr/s0/c/0/0/0", "/zarr3/em/s0/c/0/0/0"),
+        ("/zarr2/em.ome.zarr/.zattrs", "/zarr2/em/.zattrs"),
+        ("/zarr2/em.zarr/s1.zarr/0/0/0", "/zarr2/em/s1/0/0/0"),
+        ("/zarr2/em.zarr/?format=json", "/zarr2/em/?format=json"),
+        ("/zarr3/a/b.ome.zarr/x/zarr.json", "/zarr3/a/b.ome/x/zarr.json"),
+    ] {
+        let (alias, reply) = (client.get(alias).await, client.get(path).await);
+        assert_eq!((alias.status.as_u16(), &alias.body), (200, &reply.body), "{path}");
+        assert_eq!(alias.header("etag"), reply.header("etag"), "{path}");
+    }
+    let redirect = client.get("/zarr3/em.zarr").await;
+    assert_eq!((redirect.status.as_u16(), redirect.header("location")), (301, Some("em.zarr/")));
+    for missing in ["/zarr3/none.zarr/zarr.json", "/n5/em.zarr/attributes.json", "/as/gzip/em.zarr/", "/zarr3/.zarr/"] {
+        assert_eq!(client.get(missing).await.status, 404, "{missing}");
+    }
+    // A group that has the name itself comes first.
+    n5.file("em.zarr/attributes.json", r#"{"own":1}"#);
+    assert_eq!(client.get("/zarr2/em.zarr/.zattrs").await.json(), json!({"own": 1}));
+    assert_eq!(client.get("/zarr2/em.ome.zarr/.zattrs").await.json()["multiscales"][0]["name"], "em");
+}
+
+#[tokio::test]
+async fn a_suffix_opens_nothing_that_the_name_without_it_does_not() {
+    let (em, seg) = (container(), container());
+    let status = async |rules: &[&str], path: &str| {
+        let router = n5_server::http::router(guarded(&em, &seg, rules));
+        let request = axum::http::Request::builder().uri(path).body(axum::body::Body::empty()).unwrap();
+        tower::ServiceExt::oneshot(router, request).await.unwrap().status().as_u16()
+    };
+    for (path, suffixed) in [
+        ("/zarr3/seg/em/zarr.json", "/zarr3/seg/em.zarr/zarr.json"),
+        ("/zarr3/seg/em/s0/c/0/0/0", "/zarr3/seg/em.ome.zarr/s0/c/0/0/0"),
+        ("/zarr3/seg/em/s0/c/0/0/0", "/zarr3/seg.zarr/em/s0/c/0/0/0"),
+        ("/zarr2/seg/em/?format=json", "/zarr2/seg/em.zarr/?format=json"),
+        ("/zarr2/seg/em/s1/.zarray", "/zarr2/seg.ome.zarr/em/s1.zarr/.zarray"),
+    ] {
+        assert_eq!((status(&[], path).await, status(&[], suffixed).await), (200, 200), "{suffixed}");
+        for rules in [&["/seg = alice"][..], &["/seg/em = alice"], &["/seg/em = nobody"]] {
+            assert!([401, 404].contains(&status(rules, suffixed).await), "{rules:?} {suffixed}");
+        }
+        // The rule names the path without the suffix, and everything around it is private.
+        assert_eq!(status(&["/ = alice", "/seg/em = public"], suffixed).await, 200, "{suffixed}");
+    }
+}
+
+/// Creates a pyramid with the axes x, y, c, z and t, in this order, whose blocks have several channels and planes.
+fn misordered() -> N5 {
+    let n5 = N5::new();
+    let axes = ["x", "y", "c", "z", "t"];
+    n5.file(
+        "img/attributes.json",
+        json!({"axes": axes, "scales": [[1, 1, 1, 1, 1], [2, 2, 1, 1, 1]],
+        "resolution": [0.5, 0.25, 1, 3, 2], "units": ["um", "um", "", "um", "s"]})
+        .to_string(),
+    );
+    n5.dataset("img/s0", &[9, 7, 2, 5, 3], &[4, 3, 2, 2, 1], "raw").fill(|p| p != [1, 0, 0, 1, 0], |_| false);
+    n5.dataset("img/s1", &[5, 4, 2, 5, 3], &[4, 3, 1, 2, 1], "gzip").fill(|_| true, |_| false);
+    n5
+}
+
+#[tokio::test]
+async fn levels_in_another_order_of_axes_are_also_arrays_in_the_order_of_ome_ngff() {
+    let n5 = misordered();
+    let client = Client::of(n5.root());
+    let two = client.get("/zarr2/img/.zattrs").await.json();
+    let three = client.get("/zarr3/img/zarr.json").await.json();
+    let image = &three["attributes"]["ome"]["multiscales"][0];
+    assert_eq!(image["datasets"], two["multiscales"][0]["datasets"]);
+    let names: Vec<&str> =
+        image["axes"].as_array().unwrap().iter().map(|axis| axis["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["t", "c", "z", "y", "x"]);
+    let level = &image["datasets"][1];
+    assert_eq!(
+        (&level["path"], &level["coordinateTransformations"][0]["scale"]),
+        (&json!("s1@02134"), &json!([2.0, 1.0, 3.0, 0.5, 1.0]))
+    );
+
+    let array = client.get("/zarr3/img/s0@02134/zarr.json").await.json();
+    assert_eq!((&array["shape"], &array["dimension_names"]), (&json!([3, 2, 5, 7, 9]), &json!(names)));
+    assert_eq!(array["chunk_grid"]["configuration"]["chunk_shape"], json!([1, 2, 2, 3, 4]));
+    assert_eq!(array["codecs"][0], json!({"name": "transpose", "configuration": {"order": [0, 2, 1, 3, 4]}}));
+    assert_eq!(array["attributes"]["dimension_units"], json!(["2 s", "1", "3 µm", "0.25 µm", "0.5 µm"]));
+    assert_eq!(three["consolidated_metadata"]["metadata"]["s0@02134"], array);
+    assert_eq!(client.get("/zarr2/img/s0@02134/.zarray").await.json()["shape"], json!([3, 2, 5, 7, 9]));
+    // The array in stored order remains.
+    assert_eq!(client.get("/zarr3/img/s0/zarr.json").await.json()["shape"], json!([3, 5, 2, 7, 9]));
+
+    let listed = client.get("/zarr3/img/?format=json").await.json()["entries"].clone();
+    let listed: Vec<&str> = listed.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+    assert_eq!(listed, ["s0", "s0@02134", "s1", "s1@02134", "zarr.json"]);
+    for missing in [
+        "/zarr3/img/s0@01/zarr.json",
+        "/zarr3/img/s0@01234/zarr.json",
+        "/zarr3/img/s9@02134/zarr.json",
+        "/zarr2/img@02134/.zarray",
+        "/zarr3/img/s0@02134/c/0/0/0",
+    ] {
+        assert_eq!(client.get(missing).await.status, 404, "{missing}");
+    }
+}
+
+#[tokio::test]
+async fn chunks_in_another_order_of_axes_are_blocks_in_zarr_3_and_transposed_in_zarr_2() {
+    let n5 = misordered();
+    let client = Client::of(n5.root());
+    // N5's block (x, y, c, z, t) is chunk (t, c, z, y, x).
+    let block = std::fs::read(n5.root().join("img/s0/1/0/0/0/2")).unwrap();
+    let chunk = client.get("/zarr3/img/s0@02134/c/2/0/0/0/1").await;
+    assert_eq!(chunk.body, block[24..], "the payload of the block");
+    let transposed = client.get("/zarr2/img/s0@02134/2/0/0/0/1").await.body;
+    let element = |bytes: &[u8], index: usize| [bytes[2 * index], bytes[2 * index + 1]];
+    for (x, y, c, z) in [(0, 0, 0, 0), (3, 2, 1, 0), (1, 2, 0, 1), (2, 0, 1, 1)] {
+        let stored = element(&block[24..], x + 4 * (y + 3 * (c + 2 * z)));
+        assert_eq!(element(&transposed, x + 4 * (y + 3 * (z + 2 * c))), stored, "{x} {y} {c} {z}");
+    }
+    // Blocks with one channel have the same elements in both orders.
+    let block = std::fs::read(n5.root().join("img/s1/0/0/1/0/0")).unwrap();
+    for path in ["/zarr2/img/s1@02134/0/1/0/0/0", "/zarr3/img/s1@02134/c/0/1/0/0/0"] {
+        assert_eq!(client.get(path).await.body, block[24..], "{path}");
+    }
+    for hole in ["/zarr2/img/s0@02134/0/0/1/0/1", "/zarr3/img/s0@02134/c/0/0/1/0/1"] {
+        assert_eq!(client.get(hole).await.status, 404, "{hole}");
+    }
+    let listed = client.get("/zarr3/img/s0@02134/c/0/0/1/0/?blocks=1&format=json").await.json();
+    let listed: Vec<&str> =
+        listed["entries"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+    assert_eq!(listed, ["0", "2"]);
 }

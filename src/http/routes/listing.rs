@@ -8,8 +8,8 @@ use axum::http::header::{ACCEPT, LINK};
 use axum::http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
-use crate::cache::{MemoryPermit, ReadError};
-use crate::container::{DirectoryEntry, DirectoryPage, EntryKind};
+use crate::cache::{GroupState, MemoryPermit, ReadError};
+use crate::container::{BYTES_PER_INDEX, DirectoryEntry, DirectoryPage, EntryKind};
 use crate::http::mount::Mount;
 use crate::http::problem::{self, Problem};
 use crate::http::query::params::{self, unknown_value};
@@ -19,12 +19,27 @@ use crate::http::route;
 use crate::http::routes::page;
 use crate::output;
 use crate::store::Key;
+use crate::view::{View, ViewLookup};
 
-/// Maximum number of entries of one page.
+/// Maximum number of entries of one page. Pages are for JSON, which names the next page, and for browsers, which link to
+/// it. All other programs take the listing for complete, so it is.
 const MAX_PAGE_ENTRIES: usize = 10_000;
 
 /// Memory for the entries of a page of [`MAX_PAGE_ENTRIES`] entries, and for the text that is rendered from them.
 const PAGE_BYTES: u64 = 8 << 20;
+
+/// Maximum memory for a complete listing that does not fit on one page. A listing takes at most half of the slice
+/// budget. Half of the memory is for the entries that are read at once, and the other half for the text.
+const MAX_COMPLETE_BYTES: u64 = 256 << 20;
+
+/// Maximum memory for the chunks of a view in a listing. A listing takes at most a quarter of the slice budget for them.
+const MAX_CHUNKS_BYTES: u64 = 32 << 20;
+
+/// Memory for an entry of a listing of chunks, and for the text that is rendered from it.
+const CHUNK_ENTRY_BYTES: u64 = BYTES_PER_INDEX + 112;
+
+/// Memory for reading the directory of a dataset in addition to its chunks. Few datasets have other directories.
+const CHUNKS_PAGE_BYTES: u64 = 2 << 20;
 
 /// Memory for the first read of a directory if not even a small permit is free. A request hardly ever waits for so
 /// little memory, because the smallest responses take as much.
@@ -43,99 +58,284 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
         .map(|mount| DirectoryEntry { name: mount.name.clone(), kind: EntryKind::Group })
         .collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let query = ListingQuery { with_blocks: false, ..ListingQuery::parse(context)? };
+    let mut query = ListingQuery::parse(context)?;
+    if query.files == ListedFiles::WithBlocks {
+        query.files = ListedFiles::Documents;
+    }
     if let Some(redirect) = redirect_to_token_path(context, query.is_html) {
         return Ok(redirect);
     }
     let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
     let memory = context.app.resources.reserve_memory(bytes as u64).await?;
-    let page = DirectoryPage { entries, has_more: false };
+    let page = ListingEntries { entries, next: None };
     ListingPage { path: String::new(), page, query, cache_control: HeaderValue::from_static("no-cache") }
         .respond(context, memory)
 }
 
-/// Returns the listing of a group or dataset. In a view, the view's `documents` are listed instead of stored files, and
-/// blocks are not listed.
-pub(crate) async fn of_directory(
-    context: &RequestContext<'_>,
-    mount: &Mount,
-    key: &Key,
-    documents: Option<&[String]>,
-) -> HandlerResult {
-    let mut query = ListingQuery::parse(context)?;
+/// Returns the listing of a group or dataset as stored.
+pub(crate) async fn of_directory(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
+    let query = ListingQuery::parse(context)?;
     if let Some(redirect) = redirect_to_token_path(context, query.is_html) {
         return Ok(redirect);
     }
-    query.with_blocks &= documents.is_none();
-    let (mut page, memory) = read_page(context, mount, key, &query).await?;
-    if let Some(documents) = documents {
-        replace_files(&mut page, documents, query.after.as_deref());
-    }
-    // The response is never immutable, because groups and datasets may be added.
-    let cache_control = mount.missing_cache_control.clone();
-    ListingPage { path: mount.path_of(key), page, query, cache_control }.respond(context, memory)
+    DirectoryListing { context, mount, key, query, view_entries: None, exists_in_view: false }.respond(None).await
 }
 
-/// Reads a page of the entries of a directory, and returns it with its memory permit. If `limits.slice_budget` is
-/// small, pages have fewer entries.
-///
-/// If the memory for a whole page is not free, a small permit is taken first. It is enough for a directory with few
-/// entries, and does not wait for slow clients.
-async fn read_page(
+/// Returns the listing of a group or dataset in a view: the view's documents instead of stored files, and those groups
+/// and datasets that the view can present. If blocks are requested, also lists chunks.
+pub(crate) async fn of_view(
     context: &RequestContext<'_>,
     mount: &Mount,
-    key: &Key,
-    query: &ListingQuery,
-) -> Result<(DirectoryPage, MemoryPermit), Problem> {
-    let container = &mount.container;
-    let resources = container.resources();
-    let read_entries = async |bytes: u64| {
-        let max_entries = usize::try_from(bytes / (PAGE_BYTES / MAX_PAGE_ENTRIES as u64)).unwrap_or(MAX_PAGE_ENTRIES);
-        let max_entries = max_entries.clamp(1, MAX_PAGE_ENTRIES);
-        let listing = container.list(context.read_options, key, query.after.as_deref(), max_entries, query.with_blocks);
-        let page = ReadError::hidden_as_none(container.abort_if_contended(key, Box::pin(listing)).await)?;
-        page.ok_or_else(|| mount.not_found())
-    };
-    let full_bytes = PAGE_BYTES.min(resources.settings().slice_budget);
-    if let Some(memory) = resources.try_reserve_memory(full_bytes) {
-        return Ok((read_entries(full_bytes).await?, memory));
+    view: &dyn View,
+    lookup: &ViewLookup<'_>,
+) -> HandlerResult {
+    let query = ListingQuery::parse(context)?;
+    if let Some(redirect) = redirect_to_token_path(context, query.is_html) {
+        return Ok(redirect);
     }
-    let mut bytes = resources.max_overtaking_bytes().min(full_bytes);
-    let memory = if let Some(memory) = resources.try_reserve_memory(bytes) {
-        memory
-    } else {
-        bytes = bytes.min(MIN_LISTING_BYTES);
-        container.reserve_memory(bytes).await?
+    let to_problem = |error| mount.problem(error);
+    // A listing omits documents that the server cannot read.
+    let documents = match ReadError::hidden_as_none(view.list_documents(lookup).await.map(Some)) {
+        Err(ReadError::AttributesTooLarge { .. }) => Vec::new(),
+        result => result.map_err(to_problem)?.unwrap_or_default(),
     };
-    let page = read_entries(bytes).await?;
-    if !page.has_more {
-        return Ok((page, memory));
+    let to_entry = |kind| move |name| DirectoryEntry { name, kind };
+    let mut entries: Vec<DirectoryEntry> = documents.into_iter().map(to_entry(EntryKind::File)).collect();
+    let directories = match view.list_further_directories(lookup).await {
+        Err(error) if error.hides_attributes() => Vec::new(),
+        result => result.map_err(to_problem)?,
+    };
+    entries.extend(directories.into_iter().map(to_entry(EntryKind::Dataset)));
+    let mut chunks_memory = None;
+    if query.files != ListedFiles::Documents {
+        let container = &mount.container;
+        let chunks_bytes = MAX_CHUNKS_BYTES.min(container.resources().settings().slice_budget / 4);
+        let max_chunks = usize::try_from(chunks_bytes / CHUNK_ENTRY_BYTES).unwrap_or(usize::MAX);
+        let memory = container.reserve_memory(chunks_bytes.saturating_add(CHUNKS_PAGE_BYTES)).await?;
+        let chunks = Box::pin(view.list_chunks(lookup, max_chunks));
+        match container.abort_if_contended(lookup.key, chunks).await {
+            Err(error) if error.hides_attributes() => {}
+            chunks => {
+                if let Some(chunks) = chunks.map_err(to_problem)? {
+                    entries.extend(chunks);
+                    chunks_memory = Some(memory);
+                }
+            }
+        }
     }
-    drop((page, memory));
-    // The directory has more entries than fit into the small permit, so it is read again.
-    let memory = container.reserve_memory(full_bytes).await?;
-    Ok((read_entries(full_bytes).await?, memory))
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    let exists_in_view = !entries.is_empty() || chunks_memory.is_some();
+    DirectoryListing { context, mount, key: lookup.key, query, view_entries: Some(entries), exists_in_view }
+        .respond(chunks_memory)
+        .await
 }
 
-/// Replaces the files on a page by the names in `documents` that belong on this page: those after `after`, and before
-/// the next page.
-fn replace_files(page: &mut DirectoryPage, documents: &[String], after: Option<&str>) {
-    page.entries.retain(|entry| entry.kind != EntryKind::File);
-    let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
-    let names = documents.iter().filter(|name| {
-        after.is_none_or(|after| name.as_str() > after) && last_name.as_ref().is_none_or(|last| *name <= last)
-    });
-    page.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
-    page.entries.sort_by(|a, b| a.name.cmp(&b.name));
+/// A directory that is to be listed.
+struct DirectoryListing<'a> {
+    context: &'a RequestContext<'a>,
+    mount: &'a Mount,
+    key: &'a Key,
+    query: ListingQuery,
+    /// Entries that a view lists instead of stored files, sorted; `None` outside views.
+    view_entries: Option<Vec<DirectoryEntry>>,
+    /// True if the view has the directory, even if the container does not.
+    exists_in_view: bool,
+}
+
+impl DirectoryListing<'_> {
+    /// Returns the response. `chunks_memory` is the permit for the entries of the view if these include chunks, and for
+    /// reading the directory.
+    async fn respond(self, chunks_memory: Option<MemoryPermit>) -> HandlerResult {
+        let lists_chunks = chunks_memory.is_some();
+        let (mut page, memory) = match chunks_memory {
+            Some(memory) => (self.read_entries(self.query.after.as_deref(), CHUNKS_PAGE_BYTES).await?, memory),
+            None => self.read_page().await?,
+        };
+        if page.next.is_some() && self.query.is_complete {
+            drop(page);
+            return self.respond_completely(memory, lists_chunks).await;
+        }
+        if lists_chunks && !self.query.is_complete && page.entries.len() > MAX_PAGE_ENTRIES {
+            page.entries.truncate(MAX_PAGE_ENTRIES);
+            page.next = page.entries.last().map(|entry| entry.name.clone());
+        }
+        // The response is never immutable, because groups and datasets may be added.
+        let cache_control = self.mount.missing_cache_control.clone();
+        let path = self.mount.path_of(self.key);
+        ListingPage { path, page, query: self.query, cache_control }.respond(self.context, memory)
+    }
+
+    /// Returns the response with all entries of a directory that does not fit on one page. The entries are read and
+    /// rendered in several steps, so that most of the memory is for the text. `memory` is the permit of the first page,
+    /// and of the view's chunks if `lists_chunks` is true.
+    async fn respond_completely(self, memory: MemoryPermit, lists_chunks: bool) -> HandlerResult {
+        let container = &self.mount.container;
+        let budget_bytes = container.resources().settings().slice_budget;
+        // While the text grows, the old buffer and the new one may exist at the same time.
+        let (memory, page_bytes, max_text_bytes) = if lists_chunks {
+            // The view's entries stay in memory, and a request that holds memory must not wait for more.
+            (memory, CHUNKS_PAGE_BYTES, MAX_CHUNKS_BYTES.min(budget_bytes / 4) / 4)
+        } else {
+            drop(memory);
+            let bytes = MAX_COMPLETE_BYTES.min(budget_bytes / 2);
+            (container.reserve_memory(bytes).await?, bytes / 2, bytes / 4)
+        };
+        let mut after = None;
+        let page = ListingEntries { entries: Vec::new(), next: None };
+        let cache_control = self.mount.missing_cache_control.clone();
+        let listing =
+            ListingPage { path: self.mount.path_of(self.key), page, query: self.query.clone(), cache_control };
+        let mut html = listing.html_before_entries(self.context);
+        loop {
+            let page = self.read_entries(after.as_deref(), page_bytes).await?;
+            listing.push_html_entries(&mut html, &page.entries);
+            if html.len() as u64 > max_text_bytes {
+                let detail = format!(
+                    "the listing has more than {max_text_bytes} bytes, a share of limits.slice_budget; request it in \
+                     pages with ?format=json, where `next` names the entry after which the next page begins"
+                );
+                return Err(Problem::too_large(detail, max_text_bytes));
+            }
+            after = match page.next {
+                Some(next) => Some(next),
+                None => break,
+            };
+        }
+        listing.push_html_after_entries(&mut html);
+        listing.respond_with_text(self.context, html, memory)
+    }
+
+    /// Reads a page of the entries of a directory, and returns it with its memory permit. If `limits.slice_budget` is
+    /// small, pages have fewer entries.
+    ///
+    /// If the memory for a whole page is not free, a small permit is taken first. It is enough for a directory with few
+    /// entries, and does not wait for slow clients.
+    async fn read_page(&self) -> Result<(ListingEntries, MemoryPermit), Problem> {
+        let container = &self.mount.container;
+        let resources = container.resources();
+        let after = self.query.after.as_deref();
+        let full_bytes = PAGE_BYTES.min(resources.settings().slice_budget);
+        if let Some(memory) = resources.try_reserve_memory(full_bytes) {
+            return Ok((self.read_entries(after, full_bytes).await?, memory));
+        }
+        let mut bytes = resources.max_overtaking_bytes().min(full_bytes);
+        let memory = if let Some(memory) = resources.try_reserve_memory(bytes) {
+            memory
+        } else {
+            bytes = bytes.min(MIN_LISTING_BYTES);
+            container.reserve_memory(bytes).await?
+        };
+        let page = self.read_entries(after, bytes).await?;
+        if page.next.is_none() {
+            return Ok((page, memory));
+        }
+        drop((page, memory));
+        // The directory has more entries than fit into the small permit, so it is read again.
+        let memory = container.reserve_memory(full_bytes).await?;
+        Ok((self.read_entries(after, full_bytes).await?, memory))
+    }
+
+    /// Reads entries that follow the name `after`, as many as `bytes` suffice for.
+    async fn read_entries(&self, after: Option<&str>, bytes: u64) -> Result<ListingEntries, Problem> {
+        let container = &self.mount.container;
+        let max_entries = usize::try_from(bytes / (PAGE_BYTES / MAX_PAGE_ENTRIES as u64)).unwrap_or(MAX_PAGE_ENTRIES);
+        let max_entries =
+            max_entries.clamp(1, MAX_PAGE_ENTRIES.max(if self.query.is_complete { max_entries } else { 0 }));
+        let lists_blocks = self.query.files != ListedFiles::Documents && self.view_entries.is_none();
+        let listing = container.list(self.context.read_options, self.key, after, max_entries, lists_blocks);
+        let page = ReadError::hidden_as_none(container.abort_if_contended(self.key, Box::pin(listing)).await)?;
+        let Some(view_entries) = &self.view_entries else {
+            return page.map(ListingEntries::of_page).ok_or_else(|| self.mount.not_found());
+        };
+        // A view has directories that the container does not have, such as those of chunks in Zarr 3.
+        let page = match page {
+            None if !self.exists_in_view => return Err(self.mount.not_found()),
+            None => DirectoryPage { entries: Vec::new(), has_more: false },
+            Some(page) => page,
+        };
+        let mut page = ListingEntries::of_page(page);
+        self.retain_presentable(&mut page.entries).await?;
+        page.merge(view_entries, after);
+        Ok(page)
+    }
+
+    /// Removes files, and directories that a view cannot present: datasets that are not decoded, and directories whose
+    /// attributes cannot be read. A program that lists a container recursively would otherwise fail at them, or take
+    /// them for groups.
+    async fn retain_presentable(&self, entries: &mut Vec<DirectoryEntry>) -> Result<(), Problem> {
+        let mut kept = Vec::with_capacity(entries.len());
+        for entry in entries.drain(..) {
+            let Ok(key) = self.key.child(&entry.name) else { continue };
+            if entry.kind == EntryKind::File {
+                continue;
+            }
+            let is_presentable = match self.mount.container.group(self.context.read_options, &key).await {
+                Ok(group) => match &group.state {
+                    GroupState::Dataset(dataset) => dataset.attributes.is_decodable(),
+                    GroupState::Unusable(..) => false,
+                    GroupState::NoAttributes | GroupState::Broken(_) | GroupState::Attributes(_) => true,
+                },
+                Err(error) if error.hides_attributes() => false,
+                Err(error) => return Err(self.mount.problem(error)),
+            };
+            if is_presentable {
+                kept.push(entry);
+            }
+        }
+        *entries = kept;
+        Ok(())
+    }
+}
+
+/// Entries of a directory that are listed together.
+struct ListingEntries {
+    entries: Vec<DirectoryEntry>,
+    /// Name after which the next page begins; `None` on the last page.
+    next: Option<String>,
+}
+
+impl ListingEntries {
+    fn of_page(page: DirectoryPage) -> Self {
+        let next = page.entries.last().filter(|_| page.has_more).map(|entry| entry.name.clone());
+        Self { entries: page.entries, next }
+    }
+
+    /// Adds those of `further`, which are sorted, that belong on this page: those after `after`, and before the next
+    /// page. A name that is already on the page is not added.
+    fn merge(&mut self, further: &[DirectoryEntry], after: Option<&str>) {
+        let belongs = |entry: &&DirectoryEntry| {
+            let name = entry.name.as_str();
+            after.is_none_or(|after| name > after) && self.next.as_deref().is_none_or(|next| name <= next)
+        };
+        let further: Vec<DirectoryEntry> = further.iter().filter(belongs).cloned().collect();
+        self.entries.extend(further);
+        self.entries.sort_by(|a, b| a.name.cmp(&b.name));
+        self.entries.dedup_by(|a, b| a.name == b.name);
+    }
+}
+
+/// Files that a listing contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ListedFiles {
+    /// Documents, but no blocks.
+    Documents,
+    /// Blocks, too, because the query has `blocks=1`. The links to directories repeat that.
+    WithBlocks,
+    /// Every file, because the path is below `/files/`. The listing is plain HTML, without script.
+    Every,
 }
 
 /// Query parameters of a listing. Unknown parameters are ignored, because clients add parameters of their own.
+#[derive(Clone)]
 struct ListingQuery {
     is_html: bool,
+    /// True if the listing must not be cut: the client neither reads the address of the next page, as readers of JSON
+    /// do, nor shows it to a person, as browsers do.
+    is_complete: bool,
     /// `after`: the name after which the page begins.
     after: Option<String>,
-    /// `blocks`: true if directories and files of blocks are listed.
-    with_blocks: bool,
+    /// Files that are listed.
+    files: ListedFiles,
 }
 
 impl ListingQuery {
@@ -164,18 +364,26 @@ impl ListingQuery {
             // The first value of a repeated parameter counts.
             parameter.get_or_insert(value);
         }
+        let accept = context.list_header(&ACCEPT);
         let is_html = if let Some(format) = format {
             format == "html"
         } else {
             let known = ["text/html", "application/json"];
-            let accept = context.list_header(&ACCEPT);
             let media_type = output::best_media_type(&known, accept.as_deref()).ok_or_else(|| {
                 let detail = "a listing is text/html or application/json; Accept allows neither";
                 Problem::new(problem::NOT_ACCEPTABLE, detail).with_member("known", json!(known)).with_vary("accept")
             })?;
             media_type != "application/json"
         };
-        Ok(Self { is_html, after, with_blocks: blocks.is_some_and(|value| value == "1") })
+        // Of all clients, only browsers name this type.
+        let is_browser = accept.is_some_and(|accept| accept.contains("application/xhtml+xml"));
+        let files = match blocks.as_deref() {
+            _ if context.target.lists_every_file => ListedFiles::Every,
+            Some("1") => ListedFiles::WithBlocks,
+            Some(_) | None => ListedFiles::Documents,
+        };
+        let is_complete = is_html && after.is_none() && (files == ListedFiles::Every || !is_browser);
+        Ok(Self { is_html, is_complete, after, files })
     }
 }
 
@@ -200,7 +408,7 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
 struct ListingPage {
     /// Path of the directory from the server's root.
     path: String,
-    page: DirectoryPage,
+    page: ListingEntries,
     query: ListingQuery,
     cache_control: HeaderValue,
 }
@@ -209,27 +417,23 @@ impl ListingPage {
     /// Renders the response, whose body owns `memory`: the permit is reduced to the body's length, and freed when the
     /// body has been sent.
     fn respond(self, context: &RequestContext<'_>, memory: MemoryPermit) -> HandlerResult {
-        let (media_type, text) = if self.query.is_html {
-            ("text/html; charset=utf-8", self.to_html(context))
-        } else {
-            ("application/json", self.to_json())
-        };
+        let text = if self.query.is_html { self.to_html(context) } else { self.to_json() };
+        self.respond_with_text(context, text, memory)
+    }
+
+    fn respond_with_text(self, context: &RequestContext<'_>, text: String, memory: MemoryPermit) -> HandlerResult {
+        let media_type = if self.query.is_html { "text/html; charset=utf-8" } else { "application/json" };
         let entity = Entity::new(media_type, self.cache_control.clone());
         let mut entity = Entity { is_compressible: true, ..entity };
         respond::add_vary(&mut entity.extra, "accept");
         if self.query.is_html {
             page::add_security_headers(&mut entity.extra, page::PAGE_CSP, &context.app.options.frame_ancestors);
         }
-        if let Some(next) = self.next() {
+        if let Some(next) = &self.page.next {
             respond::insert_header(&mut entity.extra, LINK, &self.next_link(context, next));
         }
         drop(self);
         entity.respond(context.parts, respond::text_bytes(text, Some(memory)))
-    }
-
-    /// Returns the name after which the next page begins; `None` for the last page.
-    fn next(&self) -> Option<&str> {
-        self.page.entries.last().filter(|_| self.page.has_more).map(|entry| entry.name.as_str())
     }
 
     /// Returns the `Link` to the next page.
@@ -239,7 +443,7 @@ impl ListingPage {
         let token = token.or_else(|| params::first_value(context.parts.uri.query(), "token"));
         let token = token.map_or_else(String::new, |token| format!("&token={}", route::encode_segment(&token)));
         let after = route::encode_segment(next);
-        let blocks = if self.query.with_blocks { "&blocks=1" } else { "" };
+        let blocks = if self.query.files == ListedFiles::WithBlocks { "&blocks=1" } else { "" };
         let format = if self.query.is_html { "" } else { "&format=json" };
         format!("<?after={after}{blocks}{format}{token}>; rel=\"next\"")
     }
@@ -258,7 +462,7 @@ impl ListingPage {
             // Writing to a String cannot fail.
             let _ = write!(text, "{comma}{}", json!({ "name": entry.name, "kind": kind }));
         }
-        let _ = write!(text, "],\"next\":{}}}", json!(self.next()));
+        let _ = write!(text, "],\"next\":{}}}", json!(self.page.next));
         text
     }
 
@@ -272,13 +476,28 @@ impl ListingPage {
     /// `data-base` leads from here to the server's root, whatever prefix a proxy strips. `data-viewer` is present if
     /// `/viewer/` is served, and `data-token` if the page's URL has a token.
     fn to_html(&self, context: &RequestContext<'_>) -> String {
+        let mut html = self.html_before_entries(context);
+        self.push_html_entries(&mut html, &self.page.entries);
+        self.push_html_after_entries(&mut html);
+        html
+    }
+
+    fn html_before_entries(&self, context: &RequestContext<'_>) -> String {
+        if self.query.files == ListedFiles::Every {
+            let path = escape_html(context.parts.uri.path());
+            return format!(
+                "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+                 <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
+                 <title>Index of {path}</title>\n</head>\n<body>\n<main>\n<h1>Index of {path}</h1>\n<ul>\n"
+            );
+        }
         let base = relative_root(context);
         let assets_url = format!("{base}viewer/page/");
         let path = escape_html(&self.path);
         let title = if path.is_empty() { "N5 container" } else { &path };
         let viewer_attribute = if context.app.viewer().is_some() { " data-viewer" } else { "" };
         let token_attribute = if context.presented.url_token().is_some() { " data-token" } else { "" };
-        let mut html = format!(
+        format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
@@ -286,29 +505,42 @@ impl ListingPage {
              <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n<link href=\"{assets_url}preview.css\" rel=\"stylesheet\">\n\
              <link href=\"{assets_url}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{assets_url}page.js\"></script>\n\
              </head>\n<body>\n<main data-path=\"{path}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n"
-        );
-        for entry in &self.page.entries {
-            let slash = if entry.kind == EntryKind::File { "" } else { "/" };
+        )
+    }
+
+    /// Appends an item for each entry. If blocks were requested by the query, the links to directories repeat that, so
+    /// that programs that follow links find all blocks.
+    fn push_html_entries(&self, html: &mut String, entries: &[DirectoryEntry]) {
+        let directory_query = if self.query.files == ListedFiles::WithBlocks { "?blocks=1" } else { "" };
+        for entry in entries {
+            let (slash, query) = if entry.kind == EntryKind::File { ("", "") } else { ("/", directory_query) };
             let href = route::encode_segment(&entry.name);
             let name = escape_html(&entry.name);
             // Writing to a String cannot fail.
-            let _ = writeln!(html, "<li><a href=\"{href}{slash}\">{name}{slash}</a></li>");
+            let _ = writeln!(html, "<li><a href=\"{href}{slash}{query}\">{name}{slash}</a></li>");
         }
+    }
+
+    fn push_html_after_entries(&self, html: &mut String) {
+        let is_empty = !html.ends_with("</li>\n");
         html.push_str("</ul>\n");
-        if self.page.entries.is_empty() {
+        if is_empty {
             html.push_str("<p>This group is empty.</p>\n");
         }
-        if let Some(next) = self.next() {
+        if let Some(next) = &self.page.next {
             let after = escape_html(next);
-            let blocks_input =
-                if self.query.with_blocks { "<input type=\"hidden\" name=\"blocks\" value=\"1\">" } else { "" };
+            let blocks_input = if self.query.files == ListedFiles::WithBlocks {
+                "<input type=\"hidden\" name=\"blocks\" value=\"1\">"
+            } else {
+                ""
+            };
+            // Writing to a String cannot fail.
             let _ = writeln!(
                 html,
                 "<form id=\"more\"><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks_input}<button>More</button></form>"
             );
         }
         html.push_str("</main>\n</body>\n</html>\n");
-        html
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
         return Err(Problem::not_found());
     }
     if target.has_trailing_slash {
-        return listing::of_directory(context, mount, &key, None).await;
+        return listing::of_directory(context, mount, &key).await;
     }
     if route::is_n5_key(&key)
         && let Some(response) = object_response(context, mount, &key).await?

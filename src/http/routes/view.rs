@@ -6,7 +6,6 @@ use axum::body::Body;
 use axum::http::header::IF_NONE_MATCH;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::cache::ReadError;
 use crate::container::Container;
 use crate::http::body::{self, BandReader};
 use crate::http::mount::Mount;
@@ -14,8 +13,10 @@ use crate::http::problem::Problem;
 use crate::http::query::params;
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
+use crate::http::route;
 use crate::http::routes::{listing, stored};
 use crate::read::BandStream;
+use crate::store::Key;
 use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, StreamLayout, View, ViewLookup};
 
 /// Handles `GET /{view}/…`.
@@ -38,6 +39,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> Han
             Err(Problem::not_found())
         };
     };
+    let key = if view.has_suffix_aliases() { resolve_suffixes(context, mount, key).await? } else { key };
     let lookup = ViewLookup {
         container: &mount.container,
         options: context.read_options,
@@ -46,12 +48,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> Han
         query: &query,
     };
     if context.target.has_trailing_slash {
-        // A listing omits documents that the server cannot read.
-        let documents = match ReadError::hidden_as_none(view.list_documents(&lookup).await.map(Some)) {
-            Err(ReadError::AttributesTooLarge { .. }) => Vec::new(),
-            result => result.map_err(|error| mount.problem(error))?.unwrap_or_default(),
-        };
-        return listing::of_directory(context, mount, &key, Some(&documents)).await;
+        return listing::of_view(context, mount, view, &lookup).await;
     }
     match view.resolve(&lookup).await.map_err(|error| mount.problem(error))? {
         ResolvedKey::Document { text, memory } => {
@@ -65,6 +62,33 @@ pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> Han
         ResolvedKey::Chunk(chunk) => chunk_response(context, mount, &chunk).await,
         ResolvedKey::Missing => stored::redirect_to_listing(context, mount, &key).await,
     }
+}
+
+/// Replaces those names of a key that have a suffix ([`View::has_suffix_aliases`]) and do not exist by the names without
+/// the suffix, if these exist. Costs nothing for other keys.
+async fn resolve_suffixes(context: &RequestContext<'_>, mount: &Mount, key: Key) -> Result<Key, Problem> {
+    if !key.segments().any(|name| route::without_suffix(name).is_some()) {
+        return Ok(key);
+    }
+    let mut resolved = Key::root();
+    for name in key.segments() {
+        let mut candidates = std::iter::once(name).chain(name.strip_suffix(".zarr")).chain(route::without_suffix(name));
+        let mut found = None;
+        if route::without_suffix(name).is_some() {
+            for candidate in candidates.by_ref() {
+                let Ok(candidate) = resolved.child(candidate) else { continue };
+                if mount.container.is_directory(context.read_options, &candidate).await? {
+                    found = Some(candidate);
+                    break;
+                }
+            }
+        }
+        resolved = match found {
+            Some(found) => found,
+            None => resolved.child(name).map_err(|_too_long| mount.not_found())?,
+        };
+    }
+    Ok(resolved)
 }
 
 /// Returns the response whose body is `chunk`.
