@@ -307,9 +307,11 @@ fn description_rows(info: &Value) -> Vec<(&'static str, String)> {
         let units = info["units"].as_array().cloned().unwrap_or_default();
         let sizes = resolution.iter().enumerate().map(|(axis, size)| {
             let unit = units.get(axis).map(text).unwrap_or_default();
-            format!("{size} {unit}").trim_end().to_owned()
+            if size.is_null() { "unknown".to_owned() } else { format!("{size} {unit}").trim_end().to_owned() }
         });
         rows.push(("voxel", sizes.collect::<Vec<_>>().join(" x ")));
+    } else if info["kind"] != "group" {
+        rows.push(("voxel", "unknown".to_owned()));
     }
     if let Some(volume) = info["volume"].as_str() {
         rows.push(("shows", volume.to_owned()));
@@ -335,15 +337,15 @@ fn description_rows(info: &Value) -> Vec<(&'static str, String)> {
 /// pyramid, which has the scales.
 fn render_levels(info: &Value, levels: &[(String, Value)]) -> String {
     let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
+    // Otherwise the sizes of levels are multiples of an unknown size.
+    let is_calibrated = info["resolution"].as_array().is_some_and(|sizes| sizes.iter().all(Value::is_number));
     let lines = levels.iter().enumerate().map(|(index, (path, info))| {
         let level_info = pyramid.get(index).unwrap_or(&Value::Null);
-        let description = format!(
-            "{}  {}  factors {}  voxel {}",
-            elements(info),
-            compression(info),
-            join_by_x(&level_info["factors"]),
-            join_by_x(&level_info["resolution"])
-        );
+        let mut description =
+            format!("{}  {}  factors {}", elements(info), compression(info), join_by_x(&level_info["factors"]));
+        if is_calibrated {
+            let _ = write!(description, "  voxel {}", join_by_x(&level_info["resolution"]));
+        }
         (escape_control_chars(path).into_owned(), escape_control_chars(&description).into_owned())
     });
     columns(&lines.collect::<Vec<_>>())

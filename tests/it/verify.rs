@@ -937,6 +937,96 @@ async fn inspect_prints_the_same_as_info() {
 }
 
 #[test]
+fn only_the_named_group_is_verified() {
+    let n5 = N5::new();
+    n5.dataset("bad", &[4], &[4], "raw");
+    n5.file("bad/0", [0, 0, 0]);
+    n5.dataset("em/s0", &[4], &[4], "raw").fill(|_| true, |_| false);
+    n5.dataset("em/s1", &[4], &[4], "raw").fill(|_| true, |_| false);
+    let root = n5.root().to_str().unwrap();
+    for (arguments, status, datasets) in [
+        (vec!["verify", root, "em"], 0, "2 datasets"),
+        (vec!["verify", root, "em/s1", "em/s0"], 0, "2 datasets"),
+        (vec!["verify", root, "em/s1"], 0, "1 dataset"),
+        (vec!["verify", root], 1, "3 datasets"),
+        (vec!["verify", root, "bad"], 1, "1 dataset"),
+    ] {
+        let output = run(&arguments);
+        let text = output_text(&output);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {text}");
+        assert!(text.contains(datasets), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn a_large_tree_is_cut_off_and_says_so() {
+    let folder = TempDir::new().unwrap();
+    for number in 0..510 {
+        fs::create_dir(folder.path().join(format!("g{number:03}"))).unwrap();
+    }
+    let text = output_text(&run(&["inspect", folder.path().to_str().unwrap()]));
+    assert!(text.contains("g499/") && !text.contains("g500/"), "{text}");
+    assert!(text.contains("... and more: name a group to see what is below it"), "{text}");
+    assert!(text.contains("total of what is shown\n  500 groups, 0 datasets"), "{text}");
+}
+
+#[test]
+fn a_misspelled_compression_is_recognised() {
+    for (name, suggestion) in
+        [("gzp", Some("gzip")), ("GZIP", Some("gzip")), ("zstandard", None), ("blsoc", Some("blosc")), ("jpeg", None)]
+    {
+        let folder = TempDir::new().unwrap();
+        let attributes =
+            json!({"dimensions": [4], "blockSize": [4], "dataType": "uint8", "compression": {"type": name}});
+        fs::write(folder.path().join("attributes.json"), attributes.to_string()).unwrap();
+        let text = output_text(&run(&["verify", folder.path().to_str().unwrap()]));
+        assert!(text.contains(&format!("compression {name:?} is not supported")), "{text}");
+        let words = suggestion.map(|known| format!("did the writer mean {known:?}?"));
+        assert_eq!(text.contains("did the writer mean"), words.is_some(), "{text}");
+        assert!(words.is_none_or(|words| text.contains(&words)), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_invalid_voxel_size_is_explained_once_everywhere() {
+    let n5 = N5::new();
+    let advice = "write a list of 2 numbers greater than 0, one per axis, or leave it out";
+    for (resolution, fault) in [
+        (json!([0, 4]), "0 is not greater than 0, so the voxel size along axis 1 is unknown"),
+        (json!([-4, 4]), "-4 is not greater than 0, so the voxel size along axis 1 is unknown"),
+        (json!([4]), "it has 1 number for 2 axes, so the voxel size is unknown"),
+        (json!(["4", "4"]), "\"4\" and \"4\" are not numbers, so the voxel size is unknown"),
+    ] {
+        let attributes = json!({"dimensions": [4, 4], "blockSize": [4, 4], "dataType": "uint8", "compression": {"type": "raw"},
+            "units": ["nm", "nm"], "resolution": resolution});
+        n5.file("a/attributes.json", attributes.to_string());
+        n5.file("a/0/0", [&[0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 4][..], &[1; 16]].concat());
+        let client = Client::of(n5.root());
+        let sentence = format!("resolution {resolution} is wrong: {fault}; {advice}");
+        let info = client.get("/info/a").await.json();
+        let said = info["problems"].as_array().unwrap().iter().filter(|text| text.as_str().unwrap().contains(fault));
+        assert_eq!(said.collect::<Vec<_>>(), [&json!(sentence)], "{info}");
+        let known = if fault.contains("along") { json!([null, 4.0]) } else { json!(null) };
+        assert_eq!(info["resolution"], known, "{resolution}");
+        let root = n5.root().to_str().unwrap();
+        for command in ["verify", "inspect"] {
+            let text =
+                output_text(&run(&if command == "verify" { vec![command, root] } else { vec![command, root, "a"] }));
+            assert_eq!(text.matches(fault).count(), 1, "{text}");
+        }
+        // No view says that the unknown size is 1 nm.
+        let zarr3 = client.get("/zarr3/a/zarr.json").await.json();
+        let unit = if known.is_null() { json!(null) } else { json!(["4 nm", null]) };
+        assert_eq!(zarr3["dimension_units"], json!(null), "not a member of the array");
+        assert_eq!(zarr3["attributes"].get("dimension_units").unwrap_or(&json!(null)), &unit, "{zarr3}");
+        let served = client.get("/as/raw/a/attributes.json").await.json();
+        let expected =
+            if known.is_null() { [json!(null), json!(null)] } else { [json!(["", "nm"]), json!([1.0, 4.0])] };
+        assert_eq!([served["units"].clone(), served["resolution"].clone()], expected, "{served}");
+    }
+}
+
+#[test]
 fn control_characters_in_attributes_are_escaped() {
     let folder = TempDir::new().unwrap();
     fs::create_dir(folder.path().join("a")).unwrap();

@@ -241,6 +241,15 @@ impl<'a> JsonScanner<'a> {
         JsonError::Syntax { expected, line, column }
     }
 
+    /// Returns the error at a place where a value or its first digit is `expected`. Some programs write numbers there that
+    /// JSON does not have.
+    fn value_error(&self, expected: &'static str) -> JsonError {
+        let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
+        let is_not_finite = rest.starts_with(b"NaN") || rest.starts_with(b"Infinity");
+        let finite = "a finite number, because JSON has neither NaN nor Infinity,";
+        self.syntax_error(if is_not_finite { finite } else { expected })
+    }
+
     fn add_tree_bytes(&mut self, bytes: u64) {
         self.tree_bytes = self.tree_bytes.saturating_add(bytes);
     }
@@ -312,7 +321,7 @@ impl<'a> JsonScanner<'a> {
             _ => {
                 let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
                 let literal = ["true", "false", "null"].iter().find(|literal| rest.starts_with(literal.as_bytes()));
-                let Some(literal) = literal else { return Err(self.syntax_error("a value")) };
+                let Some(literal) = literal else { return Err(self.value_error("a value")) };
                 self.at += literal.len();
                 Ok(false)
             }
@@ -415,7 +424,7 @@ impl<'a> JsonScanner<'a> {
         while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
             self.at += 1;
         }
-        if self.at > start { Ok(()) } else { Err(self.syntax_error("a digit")) }
+        if self.at > start { Ok(()) } else { Err(self.value_error("a digit")) }
     }
 }
 
@@ -471,6 +480,17 @@ mod tests {
             let Err(JsonError::Syntax { line, column, .. }) = names(text) else { panic!("{text:?}") };
             assert_eq!((line, column), position, "{text:?}");
         }
+    }
+
+    #[test]
+    fn numbers_that_json_does_not_have_are_named() {
+        for text in ["{\"resolution\":[NaN,4]}", "{\"resolution\":[Infinity]}", "{\"resolution\":[-Infinity]}"] {
+            let message = names(text).unwrap_err().to_string();
+            assert!(
+                message.starts_with("expected a finite number, because JSON has neither NaN nor Infinity, at line 1")
+            );
+        }
+        assert_eq!(names("{\"a\":N}").unwrap_err().to_string(), "expected a value at line 1 column 6");
     }
 
     #[test]

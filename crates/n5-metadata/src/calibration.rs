@@ -5,6 +5,10 @@ use serde_json::Value;
 
 use crate::json_values::{numbers, one_per_axis, push_unique, strings, truncated_json};
 use crate::problem::MetadataProblem;
+use crate::voxel_size::{checked_sizes, is_usable_size};
+
+/// Attributes of a dataset that give its voxel size.
+const SIZE_ATTRIBUTES: [&str; 3] = ["resolution", "transform", "pixelResolution"];
 
 /// Axes, units, voxel size and position according to a dataset's own attributes.
 ///
@@ -13,9 +17,9 @@ use crate::problem::MetadataProblem;
 pub struct Calibration {
     /// Names of the axes.
     pub axes: Option<Vec<String>>,
-    /// Units as written, `""` for an axis without a unit.
+    /// Units as written, `""` for an axis without a unit or with an unusable voxel size.
     pub units: Option<Vec<String>>,
-    /// Voxel size of this dataset, in `units`.
+    /// Voxel size of this dataset, in `units`. Sizes that are not positive are unusable.
     pub resolution: Option<Vec<f64>>,
     /// Position of the centre of the first voxel, in `units`.
     pub translation: Option<Vec<f64>>,
@@ -46,35 +50,40 @@ impl Calibration {
         };
         let mut calibration = Self { axes: names("axes"), units: names("units"), ..Self::default() };
         if let Some(value) = members.get("resolution") {
-            calibration.resolution = one_per_axis(value, rank);
-            if calibration.resolution.is_none() {
-                push_unique(problems, format!("resolution {} is not one number per axis", truncated_json(value)));
-            }
+            calibration.resolution = checked_sizes("resolution", value, rank, problems);
         }
         if let Some(value) = members.get("transform") {
             match transform(value, rank) {
                 Ok(transform) => {
+                    if let Some(scale) = value.get("scale") {
+                        checked_sizes("transform.scale", scale, rank, problems);
+                    }
                     note_axis_order(transform.axes.as_deref(), problems);
                     calibration.fill_missing(transform);
                 }
                 Err(problem) => push_unique(problems, problem),
             }
         }
-        if let Some(value) = members.get("pixelResolution") {
-            match pixel_resolution(value, rank) {
-                Some((base, unit)) => {
-                    let factors = members.get("downsamplingFactors").and_then(|value| one_per_axis(value, rank));
-                    let factors = factors.unwrap_or_else(|| vec![1.0; rank]);
-                    let (resolution, translation) = downsampled(&base, &factors, &vec![0.0; rank]);
-                    calibration.fill_missing(Self {
-                        axes: None,
-                        units: unit.map(|unit| vec![unit; rank]),
-                        resolution: Some(resolution),
-                        translation: Some(translation),
-                    });
-                }
-                None => push_unique(problems, format!("pixelResolution {} is not usable", truncated_json(value))),
-            }
+        if let Some(value) = members.get("pixelResolution")
+            && let Some((base, unit)) = pixel_resolution("pixelResolution", value, rank, problems)
+        {
+            let factors = members.get("downsamplingFactors").and_then(|value| one_per_axis(value, rank));
+            let factors = factors.unwrap_or_else(|| vec![1.0; rank]);
+            let (resolution, translation) = downsampled(&base, &factors, &vec![0.0; rank]);
+            calibration.fill_missing(Self {
+                axes: None,
+                units: unit.map(|unit| vec![unit; rank]),
+                resolution: Some(resolution),
+                translation: Some(translation),
+            });
+        }
+        if calibration.resolution.is_none() && SIZE_ATTRIBUTES.iter().any(|key| members.contains_key(*key)) {
+            // With a unit, readers would assume the size 1.
+            calibration.units = None;
+        }
+        if let (Some(sizes), Some(units)) = (&calibration.resolution, &mut calibration.units) {
+            let unusable = sizes.iter().zip(units).filter(|(size, _)| !is_usable_size(**size));
+            unusable.for_each(|(_, unit)| unit.clear());
         }
         calibration
     }
@@ -109,15 +118,20 @@ fn approximately_equal(a: &[f64], b: &[f64]) -> bool {
 }
 
 /// Returns the voxel size and the unit in n5-viewer's `pixelResolution`, which is `{"unit": …, "dimensions": […]}` or a
-/// plain list.
-pub(crate) fn pixel_resolution(value: &Value, rank: usize) -> Option<(Vec<f64>, Option<String>)> {
-    match value.as_object() {
-        Some(members) => {
-            let unit = members.get("unit").and_then(Value::as_str).map(str::to_owned);
-            Some((one_per_axis(members.get("dimensions")?, rank)?, unit))
-        }
-        None => Some((one_per_axis(value, rank)?, None)),
-    }
+/// plain list. Adds a problem unless all sizes are usable, in which `name` stands for the attribute.
+pub(crate) fn pixel_resolution(
+    name: &str,
+    value: &Value,
+    rank: usize,
+    problems: &mut Vec<MetadataProblem>,
+) -> Option<(Vec<f64>, Option<String>)> {
+    let Some(members) = value.as_object() else { return Some((checked_sizes(name, value, rank, problems)?, None)) };
+    let unit = members.get("unit").and_then(Value::as_str).map(str::to_owned);
+    let Some(dimensions) = members.get("dimensions") else {
+        push_unique(problems, format!("{name} {} has no voxel size: dimensions is missing", truncated_json(value)));
+        return None;
+    };
+    Some((checked_sizes(&format!("{name}.dimensions"), dimensions, rank, problems)?, unit))
 }
 
 /// Parses the attribute `transform` of COSEM / CellMap, which holds the axes, units, voxel size and position of a

@@ -10,12 +10,13 @@ use serde_json::{Map, Value, json};
 
 use crate::codec::block_bytes_as;
 use crate::coordinate_space::{Axis, CoordinateSpace};
-use crate::json_values::{integer_if_whole, level_number, one_per_axis, push_unique, strings, truncated_json};
+use crate::json_values::{integer_if_whole, level_number, push_unique, strings, truncated_json};
 use crate::multiscale::pyramid::Pyramid;
 use crate::tensorstore::MAX_BLOCK_BYTES;
 
 /// Returns the attributes of a dataset in a form that every N5 reader accepts, and a sentence for each member that was
-/// changed or left out. Attributes that no array reader interprets are left out without a sentence.
+/// changed or left out. Attributes that no array reader interprets are left out without a sentence, and so is an unusable
+/// `resolution`, which is a problem of its own.
 ///
 /// - `data_type` and `compression` describe the blocks as they are served.
 /// - `axes` is written only if the metadata names an axis, `units` only if it names a unit, and `resolution` only if it
@@ -164,17 +165,6 @@ fn note_normalized_space(attributes: &Map<String, Value>, space: &CoordinateSpac
             Some((factor, si)) => push_unique(notes, format!("the unit {unit_text:?} becomes {factor} {si:?}")),
         }
     }
-    if let Some(value) = attributes.get("resolution") {
-        let are_all_positive = |list: Vec<f64>| list.iter().all(|size| *size > 0.0);
-        match one_per_axis(value, rank).map(are_all_positive) {
-            None => push_unique(notes, format!("resolution {} is left out", truncated_json(value))),
-            Some(false) => push_unique(
-                notes,
-                format!("values of resolution {} that are not positive become 1", truncated_json(value)),
-            ),
-            Some(true) => {}
-        }
-    }
 }
 
 fn numbers_to_json(list: &[f64]) -> Value {
@@ -235,13 +225,11 @@ mod tests {
                 json!([3.0, 2.0]),
                 "the unit \"angstrom\" becomes 0.1 \"nm\"",
             ),
-            (json!({"resolution": [4, 4, 4]}), "resolution", json!(null), "resolution [4,4,4] is left out"),
-            (
-                json!({"resolution": [-4, 4]}),
-                "resolution",
-                json!([1.0, 4.0]),
-                "values of resolution [-4,4] that are not positive become 1",
-            ),
+            (json!({"resolution": [4, 4, 4]}), "resolution", json!(null), ""),
+            (json!({"resolution": [4, 4, 4], "units": ["nm", "nm"]}), "units", json!(null), ""),
+            (json!({"resolution": [0, -4], "units": ["nm", "nm"]}), "units", json!(null), ""),
+            (json!({"resolution": [-4, 4]}), "resolution", json!([1.0, 4.0]), ""),
+            (json!({"resolution": [-4, 4], "units": ["nm", "nm"]}), "units", json!(["", "nm"]), ""),
             (
                 json!({"pixelResolution": {"unit": "micron", "dimensions": [4, 4]}}),
                 "units",

@@ -8,6 +8,7 @@ use crate::calibration::{Calibration, downsampled, pixel_resolution};
 use crate::json_values::{one_per_axis, strings};
 use crate::multiscale::pyramid::Pyramid;
 use crate::units::{BaseUnit, Unit};
+use crate::voxel_size::is_usable_size;
 
 /// Kind of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +70,7 @@ impl CoordinateSpace {
                 ancestors().find_map(|members| members.get("axes").and_then(strings).filter(|list| list.len() == rank));
         }
         if calibration.resolution.is_none() {
-            let are_all_positive = |list: &Vec<f64>| list.iter().all(|size| *size > 0.0);
+            let are_all_positive = |list: &Vec<f64>| list.iter().all(|size| is_usable_size(*size));
             let size = ancestors().find_map(|members| {
                 let list = |key: &str| members.get(key).and_then(|value| one_per_axis(value, rank));
                 if let Some(base) = list("resolution").filter(are_all_positive) {
@@ -78,7 +79,8 @@ impl CoordinateSpace {
                     let units = units.or_else(|| unit.map(|unit| vec![unit.to_owned(); rank]));
                     return Some((base, units, list("offset")));
                 }
-                let (base, unit) = pixel_resolution(members.get("pixelResolution")?, rank)?;
+                let value = members.get("pixelResolution")?;
+                let (base, unit) = pixel_resolution("pixelResolution", value, rank, &mut Vec::new())?;
                 are_all_positive(&base).then(|| (base, unit.map(|unit| vec![unit; rank]), None))
             });
             if let Some((base, units, offset)) = size {
@@ -103,10 +105,10 @@ impl CoordinateSpace {
             translation: Some(level.translation.clone()),
         };
         let mut space = Self::from_calibration(level.resolution.len(), &calibration);
-        if !pyramid.is_calibrated {
-            space.is_calibrated = false;
-            space.axes.iter_mut().for_each(|axis| axis.is_calibrated = false);
+        for (axis, is_calibrated) in space.axes.iter_mut().zip(&pyramid.calibrated_axes) {
+            axis.is_calibrated &= is_calibrated;
         }
+        space.is_calibrated = space.axes.iter().any(|axis| axis.is_calibrated);
         space
     }
 
@@ -119,7 +121,7 @@ impl CoordinateSpace {
             let unit_text = given.units.as_ref().and_then(|units| units.get(axis)).cloned().unwrap_or_default();
             let unit = Unit::parse(&unit_text);
             let size = given.resolution.as_ref().and_then(|sizes| sizes.get(axis)).copied();
-            let usable_size = size.filter(|size| size.is_normal() && *size > 0.0);
+            let usable_size = size.filter(|size| is_usable_size(*size));
             let position = given.translation.as_ref().and_then(|list| list.get(axis)).copied();
             space.scale.push(usable_size.unwrap_or(1.0));
             space.translation.push(position.filter(|position| position.is_finite()).unwrap_or(0.0));

@@ -16,6 +16,7 @@ use crate::multiscale::pyramid::Pyramid;
 use crate::node::Node;
 use crate::problem::{MetadataProblem, MetadataProblemKind};
 use crate::tensorstore::{TensorStoreInfo, tensorstore_info};
+use crate::voxel_size::is_usable_size;
 
 /// Kind of a directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -53,8 +54,9 @@ pub struct Description {
     pub axes: Option<Vec<String>>,
     /// Units of the axes as written, `""` for an axis without a unit.
     pub units: Option<Vec<String>>,
-    /// Voxel size in `units`; for a pyramid, that of its finest level.
-    pub resolution: Option<Vec<f64>>,
+    /// Voxel size in `units`; for a pyramid, that of its finest level. `None` for an axis along which no usable size is
+    /// known, and as a whole if none is known.
+    pub resolution: Option<Vec<Option<f64>>>,
     /// Levels of the image, for [`NodeKind::Multiscale`].
     pub multiscale: Option<Pyramid>,
     /// Spec and schema that TensorStore reports for the dataset, or `None` if TensorStore cannot open it.
@@ -121,7 +123,7 @@ impl Description {
             size_bytes: size_bytes(dataset),
             axes: calibration.axes,
             units: calibration.units,
-            resolution: calibration.resolution,
+            resolution: calibration.resolution.and_then(|sizes| usable_sizes(&sizes)),
             tensorstore: tensorstore_info(dataset).ok(),
             codec: Some(codec_equivalents(dataset)),
             readable: Some(readable),
@@ -143,13 +145,19 @@ impl Description {
             self.kind = NodeKind::Multiscale;
             self.axes.clone_from(&pyramid.axes);
             self.units.clone_from(&pyramid.units);
-            self.resolution = pyramid.resolution().map(<[f64]>::to_vec);
+            self.resolution = pyramid.resolution();
             self.readable = Some(compatibility::pyramid_compatibility(node, &pyramid, &mut self.problems));
             push_normalization_notes(group_normalization_notes(node.attributes(), &pyramid), &mut self.problems);
             self.multiscale = Some(pyramid);
         }
         self
     }
+}
+
+/// Returns the usable ones of `sizes`, or `None` if there is none.
+fn usable_sizes(sizes: &[f64]) -> Option<Vec<Option<f64>>> {
+    let usable: Vec<Option<f64>> = sizes.iter().map(|size| Some(*size).filter(|size| is_usable_size(*size))).collect();
+    (sizes.is_empty() || usable.iter().any(Option::is_some)).then_some(usable)
 }
 
 /// Adds a problem for each of `notes`, which describe the changes that the view `as` makes for strict readers.
@@ -284,7 +292,7 @@ mod tests {
         let children = [("s0", array(&[8, 8], &json!({}))), ("s1", array(&[4, 4], &json!({"dataType": "float64"})))];
         let description = describe(&group(&[json!({})], &own, &children));
         assert_eq!(description.kind, NodeKind::Multiscale);
-        assert_eq!(description.resolution.unwrap(), [4.0, 8.0]);
+        assert_eq!(description.resolution.unwrap(), [Some(4.0), Some(8.0)]);
         assert_eq!((description.dimensions, description.tensorstore), (None, None));
         assert!(!description.readable.unwrap().neuroglancer);
         assert!(description.problems.iter().any(|problem| &**problem == "level s1 is float64, level s0 is uint8"));

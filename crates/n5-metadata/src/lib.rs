@@ -14,6 +14,7 @@ mod problem;
 mod tensorstore;
 mod units;
 mod volume;
+mod voxel_size;
 
 pub use calibration::Calibration;
 pub use canonical::{canonical_attributes, canonical_group_attributes, is_inherited_by_neuroglancer};

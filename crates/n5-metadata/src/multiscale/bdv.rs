@@ -11,10 +11,12 @@
 
 use super::pyramid::{
     Convention, LevelDataset, Pyramid, build_levels, default_xyz_axes, level_names, level_paths, listed_factors,
+    usable_base,
 };
-use crate::json_values::{number_lists, one_per_axis, push_unique};
+use crate::json_values::{number_lists, push_unique};
 use crate::node::Node;
 use crate::problem::MetadataProblem;
+use crate::voxel_size::checked_sizes;
 
 pub(super) fn required_paths(node: &Node) -> Vec<String> {
     if is_bdv(node) { level_paths(node) } else { Vec::new() }
@@ -31,21 +33,21 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         return None;
     }
     let listed = listed_factors(node.parent_attributes());
-    let mut is_calibrated = false;
+    let mut calibrated_axes = Vec::new();
     let base_placement = |first: &LevelDataset, problems: &mut Vec<MetadataProblem>| {
         let rank = first.dataset.rank();
-        let value = node.attributes().get("resolution");
-        let resolution = value.and_then(|value| one_per_axis(value, rank));
-        is_calibrated = resolution.is_some();
-        let base = resolution.unwrap_or_else(|| {
+        let given = node.attributes().get("resolution");
+        if given.is_none() {
             push_unique(problems, "the voxel size is not in the container but in BigDataViewer's XML file");
-            vec![1.0; rank]
-        });
+        }
+        let given = given.and_then(|value| checked_sizes("resolution", value, rank, problems));
+        let (base, calibrated) = usable_base(given.as_deref(), rank);
+        calibrated_axes = calibrated;
         (base, vec![0.0; rank])
     };
     let levels = build_levels(node, level_names(node), listed.as_deref(), base_placement, problems);
     let rank = levels.first()?.factors.len();
-    Some(Pyramid { convention: Convention::Bdv, axes: default_xyz_axes(rank), units: None, is_calibrated, levels })
+    Some(Pyramid { convention: Convention::Bdv, axes: default_xyz_axes(rank), units: None, calibrated_axes, levels })
 }
 
 #[cfg(test)]
@@ -61,6 +63,15 @@ mod tests {
         let setup = json!({"dataType": "uint16", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
         let children = [("s0", array(&[44, 40, 24], &json!({}))), ("s1", array(&[22, 20, 24], level))];
         group(&[json!({"n5": "2.0.0"}), setup], own, &children)
+    }
+
+    #[test]
+    fn an_unusable_resolution_is_not_said_to_be_missing() {
+        let (pyramid, levels, problems) = read_levels(&timepoint(&json!({"resolution": [1, 1, -3]}), &json!({})));
+        assert_eq!(pyramid.resolution(), Some(vec![Some(1.0), Some(1.0), None]));
+        assert_eq!((&levels[1][2], problems.len()), (&json!([2.0, 2.0, 1.0]), 1), "{problems:?}");
+        let (pyramid, _, _) = read_levels(&timepoint(&json!({}), &json!({})));
+        assert_eq!(pyramid.resolution(), None);
     }
 
     #[test]

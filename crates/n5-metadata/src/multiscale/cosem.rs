@@ -12,11 +12,14 @@
 
 use serde_json::{Map, Value};
 
-use super::pyramid::{Convention, Pyramid, PyramidLevel, factors_from_resolution, find_levels, level_names};
+use super::pyramid::{
+    Convention, Pyramid, PyramidLevel, clear_units, factors_from_resolution, find_levels, level_names, repair_sizes,
+};
 use crate::calibration::{Calibration, note_axis_order, transform};
 use crate::json_values::path_below;
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::{MetadataProblem, MetadataProblemKind};
+use crate::voxel_size::checked_sizes;
 
 /// Returns the path and the `transform` of each level that the group lists, or `None` if no listed level has a
 /// `transform`.
@@ -48,26 +51,35 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     for level in find_levels(node, names, problems) {
         let rank = level.dataset.rank();
         let own = level.dataset.members().get("transform");
-        let Some(value) = listed.get(level.number).and_then(|(_, value)| *value).or(own) else {
+        let listed_transform = listed.get(level.number).and_then(|(_, value)| *value);
+        let Some(value) = listed_transform.or(own) else {
             MetadataProblemKind::InvalidLevel.report(problems, format!("level {} has no transform", level.path));
             continue;
         };
         match transform(value, rank) {
             Ok(transform) => {
+                // The dataset's description reports the faults of its own transform.
+                if let Some(sizes) = listed_transform.and_then(|transform| transform.get("scale")) {
+                    checked_sizes(&format!("level {}: transform.scale", level.path), sizes, rank, problems);
+                }
                 let base = first.get_or_insert_with(|| transform.clone());
                 let (resolution, translation) =
                     (transform.resolution.unwrap_or_default(), transform.translation.unwrap_or_default());
                 let factors = factors_from_resolution(&resolution, base.resolution.as_deref().unwrap_or_default());
-                levels.push(PyramidLevel { path: level.path, factors, resolution, translation });
+                let dimensions = level.dataset.dimensions().to_vec();
+                levels.push((PyramidLevel { path: level.path, factors, resolution, translation }, dimensions));
             }
             Err(problem) => {
                 MetadataProblemKind::InvalidLevel.report(problems, format!("level {}: {problem}", level.path));
             }
         }
     }
-    let first = first?;
+    let mut first = first?;
     note_axis_order(first.axes.as_deref(), problems);
-    Some(Pyramid { convention: Convention::Cosem, axes: first.axes, units: first.units, is_calibrated: true, levels })
+    let calibrated_axes = repair_sizes(&mut levels);
+    clear_units(&mut first.units, &calibrated_axes);
+    let levels = levels.into_iter().map(|(level, _)| level).collect();
+    Some(Pyramid { convention: Convention::Cosem, axes: first.axes, units: first.units, calibrated_axes, levels })
 }
 
 /// Returns the children `s<number>` if each of them has its own `transform`, otherwise an empty list.

@@ -15,12 +15,14 @@
 use serde_json::{Map, Value};
 
 use super::pyramid::{
-    Convention, LevelDataset, Pyramid, build_levels, default_xyz_axes, level_names, level_paths, listed_factors,
+    Convention, LevelDataset, Pyramid, build_levels, clear_units, default_xyz_axes, level_names, level_paths,
+    listed_factors, usable_base,
 };
 use crate::calibration::pixel_resolution;
-use crate::json_values::{one_per_axis, push_unique, strings, truncated_json};
+use crate::json_values::{push_unique, strings};
 use crate::node::Node;
-use crate::problem::MetadataProblem;
+use crate::problem::{MetadataProblem, MetadataProblemKind};
+use crate::voxel_size::checked_sizes;
 
 pub(super) fn required_paths(node: &Node) -> Vec<String> {
     level_paths(node)
@@ -55,14 +57,17 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     }
     let listed = listed_factors(group);
     let mut units = None;
-    let mut is_calibrated = false;
+    let mut calibrated_axes = Vec::new();
     let base_placement = |first: &LevelDataset, problems: &mut Vec<MetadataProblem>| {
         let rank = first.dataset.rank();
         let (base, given_units) = base_resolution(group, first, problems);
         units = given_units;
-        is_calibrated = base.is_some();
-        let base = base.unwrap_or_else(|| vec![1.0; rank]);
-        (base, vec![0.0; rank])
+        let (sizes, calibrated) = usable_base(base.as_deref(), rank);
+        if base.is_some() {
+            clear_units(&mut units, &calibrated);
+        }
+        calibrated_axes = calibrated;
+        (sizes, vec![0.0; rank])
     };
     let first = names.first().cloned();
     let levels = build_levels(node, names, listed.as_deref(), base_placement, problems);
@@ -78,10 +83,10 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         }
     }
     let axes = group.get("axes").and_then(strings).filter(|axes| axes.len() == rank).or_else(|| default_xyz_axes(rank));
-    Some(Pyramid { convention: Convention::N5Viewer, axes, units, is_calibrated, levels })
+    Some(Pyramid { convention: Convention::N5Viewer, axes, units, calibrated_axes, levels })
 }
 
-/// Returns the voxel size at full resolution and its units. The sources, in order of precedence, are the first level's
+/// Returns the voxel size at full resolution and its units; neither if the size that is given is not usable. The sources, in order of precedence, are the first level's
 /// `pixelResolution`, the group's `pixelResolution`, and the group's `resolution` and `units`.
 fn base_resolution(
     group: &Map<String, Value>,
@@ -89,28 +94,23 @@ fn base_resolution(
     problems: &mut Vec<MetadataProblem>,
 ) -> (Option<Vec<f64>>, Option<Vec<String>>) {
     let rank = first.dataset.rank();
-    for (attributes, source) in [(first.dataset.members(), first.path.as_str()), (group, "the group")] {
-        if let Some(value) = attributes.get("pixelResolution") {
-            match pixel_resolution(value, rank) {
-                Some((base, unit)) => return (Some(base), unit.map(|unit| vec![unit; rank])),
-                None => {
-                    push_unique(
-                        problems,
-                        format!("pixelResolution {} of {source} is not usable", truncated_json(value)),
-                    );
-                }
-            }
-        }
+    let mut own_problems = Vec::new();
+    let own = first.dataset.members().get("pixelResolution");
+    let own_name = format!("pixelResolution of {}", first.path);
+    let own = own.and_then(|value| pixel_resolution(&own_name, value, rank, &mut own_problems));
+    for problem in own_problems {
+        MetadataProblemKind::DatasetOfLevel.report(problems, problem.to_string());
+    }
+    let size = own.or_else(|| pixel_resolution("pixelResolution", group.get("pixelResolution")?, rank, problems));
+    if let Some((base, unit)) = size {
+        return (Some(base), unit.map(|unit| vec![unit; rank]));
     }
     let units = group.get("units").and_then(strings).filter(|units| units.len() == rank);
-    match group.get("resolution").map(|value| (value, one_per_axis(value, rank))) {
-        Some((_, Some(base))) => (Some(base), units),
-        Some((value, None)) => {
-            push_unique(
-                problems,
-                format!("resolution {} of the group is not one number per axis", truncated_json(value)),
-            );
-            (None, units)
+    match group.get("resolution") {
+        Some(value) => {
+            let base = checked_sizes("resolution", value, rank, problems);
+            let units = units.filter(|_| base.is_some());
+            (base, units)
         }
         None => (None, units),
     }
@@ -179,6 +179,23 @@ mod tests {
         let (_, levels, problems) = read_levels(&group(&[], &json!({}), &[("s0", level(1.0)), ("s1", level(2.0))]));
         assert_eq!(levels[1][2], json!([2.0, 2.0]));
         assert_eq!(problems.len(), 1, "{problems:?}");
+    }
+
+    #[test]
+    fn an_unusable_size_is_unknown_and_reported_once() {
+        let level = |factors: [u64; 2]| array(&[8, 8], &json!({"downsamplingFactors": factors}));
+        let children = [("s0", level([1, 1])), ("s1", level([2, 2]))];
+        let own = json!({"resolution": [0, 4], "units": ["nm", "nm"], "axes": ["x", "y"], "multiScale": true});
+        let (pyramid, levels, problems) = read_levels(&group(&[], &own, &children));
+        assert_eq!(pyramid.calibrated_axes, [false, true]);
+        assert_eq!(pyramid.resolution(), Some(vec![None, Some(4.0)]));
+        assert_eq!(pyramid.units.unwrap(), ["", "nm"]);
+        assert_eq!(levels[1], json!(["s1", [2, 2], [2.0, 8.0], [0.5, 2.0]]), "levels keep their proportions");
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].contains("0 is not greater than 0, so the voxel size along axis 1 is unknown"));
+        let own = json!({"resolution": [4], "units": ["nm", "nm"], "multiScale": true});
+        let (pyramid, _, problems) = read_levels(&group(&[], &own, &children));
+        assert_eq!((pyramid.resolution(), pyramid.units, problems.len()), (None, None, 1));
     }
 
     #[test]

@@ -14,10 +14,13 @@
 
 use serde_json::{Map, Value};
 
-use super::pyramid::{Convention, LevelDataset, Pyramid, PyramidLevel, factors_from_resolution, find_levels};
+use super::pyramid::{
+    Convention, LevelDataset, Pyramid, PyramidLevel, clear_units, factors_from_resolution, find_levels, repair_sizes,
+};
 use crate::json_values::{numbers, path_below, push_unique, truncated_json};
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::{MetadataProblem, MetadataProblemKind};
+use crate::voxel_size::checked_sizes;
 
 /// Returns the first multiscale image that the attributes describe.
 fn first_multiscale(attributes: &Map<String, Value>) -> Option<&Map<String, Value>> {
@@ -50,21 +53,29 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     let datasets = find_levels(node, names, problems);
     let first = datasets.first()?;
     let rank = first.dataset.rank();
-    let (axes, units, is_reversed) = read_axes(image, rank, problems);
-    let mut levels = Vec::<PyramidLevel>::new();
-    let mut is_calibrated = false;
+    let (axes, mut units, is_reversed) = read_axes(image, rank, problems);
+    let mut levels = Vec::<(PyramidLevel, Vec<u64>)>::new();
+    let mut has_scale = false;
     for level in &datasets {
         let own = listed.get(level.number).and_then(|(_, transformations)| *transformations);
         let transformation_lists = [own, image.get("coordinateTransformations")];
         let placement = compose_transformations(&transformation_lists, is_reversed, level, problems);
-        is_calibrated |= placement.is_some();
+        has_scale |= placement.is_some();
         let (resolution, translation) =
             placement.unwrap_or_else(|| (resolution_from_sizes(level, first), vec![0.0; rank]));
-        let base = levels.first().map_or(&resolution, |finest| &finest.resolution);
+        let base = levels.first().map_or(&resolution, |(finest, _)| &finest.resolution);
         let factors = factors_from_resolution(&resolution, base);
-        levels.push(PyramidLevel { path: level.path.clone(), factors, resolution, translation });
+        let described = PyramidLevel { path: level.path.clone(), factors, resolution, translation };
+        levels.push((described, level.dataset.dimensions().to_vec()));
     }
-    Some(Pyramid { convention: Convention::OmeNgff, axes, units, is_calibrated, levels })
+    let mut calibrated_axes = repair_sizes(&mut levels);
+    if has_scale {
+        clear_units(&mut units, &calibrated_axes);
+    } else {
+        calibrated_axes.fill(false);
+    }
+    let levels = levels.into_iter().map(|(level, _)| level).collect();
+    Some(Pyramid { convention: Convention::OmeNgff, axes, units, calibrated_axes, levels })
 }
 
 /// Returns the voxel size and the origin that result from all `scale` and `translation` steps, in N5 axis order.
@@ -89,6 +100,9 @@ fn compose_transformations(
             MetadataProblemKind::InvalidLevel.report(problems, text);
             continue;
         };
+        if let Some(sizes) = transformation.get("scale").filter(|_| kind == "scale") {
+            checked_sizes(&format!("level {}: scale", level.path), sizes, rank, problems);
+        }
         if is_reversed {
             list.reverse();
         }
@@ -221,6 +235,25 @@ mod tests {
         let own = json!({"multiscales": [{"version": "0.1", "datasets": datasets}]});
         let (pyramid, ..) = levels_of(&own, [&[8, 6, 1, 1, 1], &[4, 3, 1, 1, 1]]);
         assert_eq!(pyramid.axes.unwrap(), ["x", "y", "z", "c", "t"]);
+    }
+
+    #[test]
+    fn levels_with_an_unusable_scale_keep_the_proportions_of_their_sizes() {
+        let level = |path: &str, scale: [f64; 2]| json!({"path": path, "coordinateTransformations": [{"type": "scale", "scale": scale}]});
+        let axes = json!([{"name": "y", "type": "space", "unit": "micrometer"}, {"name": "x", "type": "space", "unit": "micrometer"}]);
+        let own = json!({"multiscales": [{"version": "0.4", "axes": axes, "datasets": [level("0", [0.0, 0.5]), level("1", [0.0, 1.0])]}]});
+        let (pyramid, levels, problems) = levels_of(&own, [&[8, 6], &[4, 3]]);
+        assert_eq!(levels[1], json!(["1", [2, 2], [1.0, 2.0], [0.0, 0.5]]));
+        assert_eq!(
+            (pyramid.resolution(), pyramid.units.unwrap()),
+            (Some(vec![Some(0.5), None]), vec!["micrometer".to_owned(), String::new()])
+        );
+        let about_size = problems.iter().filter(|problem| problem.contains("scale")).collect::<Vec<_>>();
+        assert_eq!(about_size.len(), 2, "one for each level: {problems:?}");
+        assert!(
+            about_size[0].starts_with("level 0: scale [0.0,0.5] is wrong: 0.0 is not greater than 0"),
+            "{problems:?}"
+        );
     }
 
     #[test]

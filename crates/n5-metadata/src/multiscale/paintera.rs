@@ -12,10 +12,14 @@
 use n5_format::AttributesDocument;
 use serde_json::{Map, Value};
 
-use super::pyramid::{Convention, LevelDataset, Pyramid, build_levels, default_xyz_axes, level_names, level_paths};
+use super::pyramid::{
+    Convention, LevelDataset, Pyramid, build_levels, clear_units, default_xyz_axes, level_names, level_paths,
+    usable_base,
+};
 use crate::json_values::{one_per_axis, push_unique, truncated_json};
 use crate::node::Node;
 use crate::problem::MetadataProblem;
+use crate::voxel_size::checked_sizes;
 
 /// Number of levels that are looked for below `data`. With a factor of 2, the sixteenth level of an axis of 2^15 voxels
 /// has one voxel.
@@ -46,23 +50,27 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     } else {
         return None;
     };
-    let is_calibrated = sources.iter().any(|source| source.contains_key("resolution"));
+    let find = |key: &str| sources.iter().find_map(|source| source.get(key));
+    let mut calibrated_axes = Vec::new();
     let base_placement = |first: &LevelDataset, problems: &mut Vec<MetadataProblem>| {
         let rank = first.dataset.rank();
-        let mut list = |key: &str, default: f64| {
-            let Some(value) = sources.iter().find_map(|source| source.get(key)) else { return vec![default; rank] };
-            one_per_axis(value, rank).unwrap_or_else(|| {
-                push_unique(problems, format!("{key} {} is not one number per axis", truncated_json(value)));
-                vec![default; rank]
-            })
-        };
-        (list("resolution", 1.0), list("offset", 0.0))
+        let given = find("resolution").and_then(|value| checked_sizes("resolution", value, rank, problems));
+        let (base, calibrated) = usable_base(given.as_deref(), rank);
+        calibrated_axes = calibrated;
+        let offset = find("offset").map(|value| (value, one_per_axis(value, rank)));
+        if let Some((value, None)) = &offset {
+            push_unique(problems, format!("offset {} is not one number per axis", truncated_json(value)));
+        }
+        (base, offset.and_then(|(_, offset)| offset).unwrap_or_else(|| vec![0.0; rank]))
     };
     let levels = build_levels(node, names, None, base_placement, problems);
     let rank = levels.first()?.factors.len();
     let unit = sources.iter().find_map(|source| source.get("unit").and_then(Value::as_str));
-    let units = unit.map(|unit| vec![unit.to_owned(); rank]);
-    Some(Pyramid { convention: Convention::Paintera, axes: default_xyz_axes(rank), units, is_calibrated, levels })
+    let mut units = unit.map(|unit| vec![unit.to_owned(); rank]);
+    if find("resolution").is_some() {
+        clear_units(&mut units, &calibrated_axes);
+    }
+    Some(Pyramid { convention: Convention::Paintera, axes: default_xyz_axes(rank), units, calibrated_axes, levels })
 }
 
 fn names_below_data(node: &Node) -> Vec<(usize, String)> {
@@ -107,6 +115,15 @@ mod tests {
         let children = [("data", array(&[9, 9, 9], &json!({"resolution": [1, 2, 3]})))];
         let (_, levels, _) = read_levels(&group(&[], &json!({"painteraData": {"type": "raw"}}), &children));
         assert_eq!(levels, json!([["data", [1, 1, 1], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]]));
+    }
+
+    #[test]
+    fn an_unusable_resolution_is_unknown() {
+        let data = json!({"resolution": ["4", 4, 40], "unit": "nm"});
+        let children = [("data", data), ("data/s0", array(&[9, 9, 9], &json!({})))];
+        let (pyramid, levels, problems) = read_levels(&group(&[], &json!({"painteraData": {}}), &children));
+        assert_eq!((pyramid.resolution(), pyramid.units.unwrap()), (None, vec![String::new(); 3]));
+        assert_eq!((&levels[0][2], problems.len()), (&json!([1.0, 1.0, 1.0]), 1), "{problems:?}");
     }
 
     #[test]

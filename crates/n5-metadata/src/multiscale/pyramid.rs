@@ -11,6 +11,7 @@ use crate::json_values::{
 };
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::{MetadataProblem, MetadataProblemKind};
+use crate::voxel_size::is_usable_size;
 
 /// The convention that a pyramid's metadata follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -43,12 +44,14 @@ pub struct Pyramid {
     /// Names of the axes, or `None` if neither the metadata nor the convention names them.
     #[serde(skip)]
     pub axes: Option<Vec<String>>,
-    /// Units of the axes as written, `""` for an axis without a unit, or `None` if the metadata names no unit.
+    /// Units of the axes as written, or `None` if the metadata names no unit. `""` stands for an axis without a unit or
+    /// with an unusable voxel size.
     #[serde(skip)]
     pub units: Option<Vec<String>>,
-    /// True if the metadata gives a voxel size. Otherwise, the voxel size of the finest level is 1.
+    /// True for each axis along which the metadata gives a usable voxel size. Elsewhere, the voxel size of the finest level
+    /// is 1, and the size is not known.
     #[serde(skip)]
-    pub is_calibrated: bool,
+    pub calibrated_axes: Vec<bool>,
     /// Levels of the pyramid, finest first.
     pub levels: Vec<PyramidLevel>,
 }
@@ -61,16 +64,20 @@ pub struct PyramidLevel {
     /// Number of voxels of the finest level along one voxel of this level.
     #[serde(serialize_with = "whole_as_integers")]
     pub factors: Vec<f64>,
-    /// Voxel size in the pyramid's units.
+    /// Voxel size in the pyramid's units, or in voxels of the finest level along an axis whose voxel size is not known.
     pub resolution: Vec<f64>,
     /// Position of the centre of the first voxel in the pyramid's units.
     pub translation: Vec<f64>,
 }
 
 impl Pyramid {
-    /// Returns the voxel size of the finest level, in the pyramid's units.
-    pub fn resolution(&self) -> Option<&[f64]> {
-        self.levels.first().map(|level| level.resolution.as_slice())
+    /// Returns the voxel size of the finest level, in the pyramid's units; `None` for an axis along which it is not known.
+    /// Returns `None` if it is not known along any axis.
+    pub fn resolution(&self) -> Option<Vec<Option<f64>>> {
+        let finest = self.levels.first()?;
+        let sizes = finest.resolution.iter().zip(&self.calibrated_axes);
+        let known = sizes.map(|(size, is_calibrated)| Some(*size).filter(|_| *is_calibrated)).collect();
+        self.calibrated_axes.contains(&true).then_some(known)
     }
 }
 
@@ -117,6 +124,43 @@ pub(super) fn find_levels(
         datasets.push(LevelDataset { path, number, dataset });
     }
     datasets
+}
+
+/// Returns the voxel size of the finest level with 1 in place of each unusable size, and true for each axis with a usable
+/// size. `given` is the size that the metadata gives, if it gives any.
+pub(super) fn usable_base(given: Option<&[f64]>, rank: usize) -> (Vec<f64>, Vec<bool>) {
+    let size = |axis: usize| given.and_then(|sizes| sizes.get(axis)).copied().filter(|size| is_usable_size(*size));
+    (0..rank).map(|axis| (size(axis).unwrap_or(1.0), size(axis).is_some())).unzip()
+}
+
+/// Removes the units of the axes along which the voxel size is not usable: readers would assume the size 1.
+pub(super) fn clear_units(units: &mut Option<Vec<String>>, calibrated_axes: &[bool]) {
+    let units = units.iter_mut().flatten().zip(calibrated_axes);
+    units.filter(|(_, is_calibrated)| !**is_calibrated).for_each(|(unit, _)| unit.clear());
+}
+
+/// Places the levels by their sizes in voxels along each axis on which the voxel size of a level is not usable. Returns
+/// true for each axis with usable sizes. `levels` has each level with its dimensions, the finest first.
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+pub(super) fn repair_sizes(levels: &mut [(PyramidLevel, Vec<u64>)]) -> Vec<bool> {
+    let Some((_, finest)) = levels.first().cloned() else { return Vec::new() };
+    let is_usable =
+        |level: &PyramidLevel, axis: usize| level.resolution.get(axis).is_some_and(|size| is_usable_size(*size));
+    let are_usable = |axis: usize| levels.iter().all(|(level, _)| is_usable(level, axis));
+    let calibrated: Vec<bool> = (0..finest.len()).map(are_usable).collect();
+    for (axis, (full, _)) in finest.iter().zip(&calibrated).enumerate().filter(|(_, (_, is_usable))| !**is_usable) {
+        for (level, dimensions) in levels.iter_mut() {
+            let size = dimensions.get(axis).copied().unwrap_or(0);
+            let factor = if size == 0 { 1.0 } else { (*full as f64 / size as f64).round().max(1.0) };
+            let lists = [&mut level.resolution, &mut level.factors, &mut level.translation];
+            for (list, value) in lists.into_iter().zip([factor, factor, (factor - 1.0) / 2.0]) {
+                if let Some(entry) = list.get_mut(axis) {
+                    *entry = value;
+                }
+            }
+        }
+    }
+    calibrated
 }
 
 /// Returns the factors of a level: its voxel size relative to that of the first level.
