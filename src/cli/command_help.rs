@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use super::arguments::Cli;
+use crate::config::most_similar;
 
 /// Minimum similarity of a word and the name of a command, from 0 to 1, at which the word is taken for a misspelled
 /// command.
@@ -23,13 +24,12 @@ pub(super) fn misspelled_command(word: &str) -> Option<String> {
     let mut command = Cli::command();
     command.build();
     let names = command.get_subcommands().map(clap::Command::get_name);
-    let similarity = |name: &str| strsim::normalized_damerau_levenshtein(word, name);
-    let name = names.max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
-    if name == word {
-        return Some(format!("write the command first, then its options: n5-server {name} ..."));
-    }
-    (similarity(name) >= MIN_SIMILARITY)
-        .then(|| format!("{word:?} is neither a command nor a directory; did you mean `n5-server {name}`?"))
+    let name = most_similar(word, names, MIN_SIMILARITY)?;
+    Some(if name == word {
+        format!("write the command first, then its options: n5-server {name} ...")
+    } else {
+        format!("{word:?} is neither a command nor a directory; did you mean `n5-server {name}`?")
+    })
 }
 
 /// Returns the completions of the command line for `shell`.

@@ -2,11 +2,13 @@
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -22,6 +24,9 @@ use crate::telemetry::trace::{self, TraceSettings};
 /// Longest time to export the remaining traces at shutdown.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Time after which a program that opens URLs has done so, whatever its exit status says later.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Sets up logging, prepares the process, and serves until told to stop. If `opens_browser` is true, opens the front page
 /// when the server is ready. On reload, `read_config` reads the configuration again.
 ///
@@ -33,14 +38,15 @@ pub(super) fn serve(
     read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
 ) -> anyhow::Result<()> {
     let _log = logs::install_log(&config.log)?;
-    raise_descriptor_limit(&config);
+    let descriptor_limit = raise_descriptor_limit(&config);
+    let browser = opens_browser.then_some(BrowserLauncher { descriptor_limit });
     warn_of_address_space();
     #[expect(clippy::disallowed_methods, reason = "systemd passes its socket's name in this variable")]
     let socket = std::env::var("NOTIFY_SOCKET");
     let supervisor = socket.map_or_else(|_none| SdNotifier::default(), |name| SdNotifier::from_socket_name(&name));
     // This runtime accepts connections and supervises the server. Each thread that serves connections has a runtime of
     // its own.
-    block_on(Builder::new_current_thread(), run(config, opens_browser, read_config, supervisor))
+    block_on(Builder::new_current_thread(), run(config, browser, read_config, supervisor))
 }
 
 /// Serves until SIGTERM or SIGINT, reloads on SIGHUP, and reports the server's state to `supervisor`.
@@ -49,7 +55,7 @@ pub(super) fn serve(
 /// Returns an error if no configured container can be opened or the address cannot be bound.
 async fn run(
     config: Config,
-    opens_browser: bool,
+    browser: Option<BrowserLauncher>,
     read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
     supervisor: SdNotifier,
 ) -> anyhow::Result<()> {
@@ -71,8 +77,8 @@ async fn run(
     let reload_task = tokio::spawn(reloads);
     server.announce();
     supervisor.ready();
-    if opens_browser {
-        open_browser(&server);
+    if let Some(browser) = browser {
+        browser.open(&server);
     }
     let stop = async move {
         stop.await;
@@ -85,19 +91,39 @@ async fn run(
     Ok(())
 }
 
-/// Opens the front page in the default browser, on a thread that waits for the browser to start.
-fn open_browser(server: &Server) {
-    let Some(url) = server.local_url() else {
-        tracing::warn!("--open does nothing: no browser can open a Unix socket");
-        return;
-    };
-    let open = move || {
-        if let Err(error) = open::that_detached(&url) {
-            tracing::warn!(url, why = %error, "no browser could be started; open the URL yourself");
+/// Opens the front page in the default browser.
+struct BrowserLauncher {
+    /// Limit of open files that the browser gets: the one from before this process raised its own. Programs that use
+    /// `select` fail with descriptors above 1023.
+    descriptor_limit: Rlimit,
+}
+
+impl BrowserLauncher {
+    /// Starts the browser on a thread that waits for it.
+    fn open(self, server: &Server) {
+        let Some(url) = server.local_url() else {
+            tracing::warn!("--open does nothing: no browser can open a Unix socket");
+            return;
+        };
+        let open = move || {
+            if !open::commands(&url).into_iter().any(|launcher| self.succeeds(launcher)) {
+                tracing::warn!(url, "no browser could be started; open the URL yourself");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("open-browser".to_owned()).spawn(open) {
+            tracing::warn!(why = %error, "no browser could be started");
         }
-    };
-    if let Err(error) = std::thread::Builder::new().name("open-browser".to_owned()).spawn(open) {
-        tracing::warn!(why = %error, "no browser could be started");
+    }
+
+    /// Runs a program that opens a URL. Returns true if it succeeds, or fails so late that it has shown something.
+    fn succeeds(&self, mut launcher: Command) -> bool {
+        let started = Instant::now();
+        launcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // In a process group of its own, the browser does not get the Ctrl-C that ends the server.
+        let Ok(mut child) = launcher.process_group(0).spawn() else { return false };
+        // If this fails, the browser has the server's limit, with which most browsers work.
+        let _ = prlimit(Some(Pid::from_child(&child)), Resource::Nofile, self.descriptor_limit);
+        child.wait().is_ok_and(|status| status.success() || started.elapsed() > LAUNCH_TIMEOUT)
     }
 }
 
@@ -130,9 +156,9 @@ async fn reload_on_signal(
     }
 }
 
-/// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and a second one
-/// while a file is being sent on it.
-fn raise_descriptor_limit(config: &Config) {
+/// Raises the limit of open files to the maximum for this process, and returns the previous limit. A connection takes one
+/// descriptor, and a second one while a file is being sent on it.
+fn raise_descriptor_limit(config: &Config) -> Rlimit {
     let limit = getrlimit(Resource::Nofile);
     // If the limit cannot be raised, the server keeps the current one.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
@@ -145,6 +171,7 @@ fn raise_descriptor_limit(config: &Config) {
              waiting; raise it (ulimit -n, LimitNOFILE), or lower server.max_connections"
         );
     }
+    limit
 }
 
 /// Warns if the address space is limited. The server reserves far more address space than memory, and is aborted if it

@@ -9,8 +9,12 @@ use toml::{Spanned, Table, Value};
 
 use super::roots::{container_names, parse_root};
 use super::sections::{Config, ContainerConfig, ContainerDefaults, DEFAULTS};
+use super::similar::most_similar;
 use super::validate::{ConfigError, ConfigErrors};
 use super::values::ListenAddress;
+
+/// Minimum similarity of an unknown key and a known one, from 0 to 1, at which the latter is suggested.
+const MIN_SIMILARITY: f64 = 0.7;
 
 /// All sources of a configuration except the defaults, as `cli` finds them.
 #[derive(Debug, Clone, Default)]
@@ -206,7 +210,7 @@ impl ConfigMerger {
                 if known_keys().any(|known| known == key) {
                     filtered.insert(key, value);
                 } else {
-                    let message = suggest("unknown key", nearest_key(&key, known_keys()));
+                    let message = suggest("unknown key", most_similar(&key, known_keys(), MIN_SIMILARITY));
                     self.errors.push(self.locate(ConfigError::new(format!("containers[{index}].{key}"), message)));
                 }
             }
@@ -219,7 +223,7 @@ impl ConfigMerger {
         let last_segment = key.rsplit('.').next().unwrap_or(key);
         let same_name =
             self.defaults.keys().find(|known| known.split_once('.').is_some_and(|(_, k)| k == last_segment));
-        let nearest = nearest_key(key, self.defaults.keys().map(String::as_str));
+        let nearest = most_similar(key, self.defaults.keys().map(String::as_str), MIN_SIMILARITY);
         suggest("unknown key", nearest.or(same_name.map(String::as_str)))
     }
 
@@ -389,16 +393,6 @@ fn container_path(path: &str) -> Option<(usize, &str)> {
 
 fn syntax_error(name: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError::new("", format!("{name}: {}", error.to_string().trim_end().replace('\n', "\n  ")))
-}
-
-/// Returns the known key most similar to `key`, if any is similar enough.
-fn nearest_key<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    const MIN_SIMILARITY: f64 = 0.7;
-    known
-        .map(|known| (strsim::normalized_damerau_levenshtein(key, known), known))
-        .filter(|(similarity, _)| *similarity >= MIN_SIMILARITY)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, known)| known)
 }
 
 fn suggest(message: &str, known: Option<&str>) -> String {

@@ -7,6 +7,7 @@ mod load;
 mod memory_bounds;
 mod roots;
 mod sections;
+mod similar;
 mod summary;
 mod validate;
 mod values;
@@ -21,5 +22,6 @@ pub use sections::{
     CorsConfig, DEFAULTS, DefaultAccess, EntityTagSource, EvictionPolicy, JwtConfig, LimitsConfig, LogConfig,
     LogFormat, RequiredContainers, ServerConfig, SymlinkPolicy, TlsConfig, TracingConfig,
 };
+pub(crate) use similar::most_similar;
 pub use validate::{ConfigError, ConfigErrors};
 pub use values::{CacheControl, ListenAddress, RevalidationPolicy};

@@ -1,14 +1,20 @@
 //! Containers on the command line: parses `NAME=ROOT`, and names the containers that have no name there.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Parses `ROOT` or `NAME=ROOT` into the name of the container, which may be empty, and its directory. The whole text
-/// is a path if the part before the first `=` contains a slash, or if `is_directory` returns true for the text.
+/// is a path if the part before the first `=` contains a slash or is not UTF-8, or if `is_directory` returns true for the
+/// text.
 pub fn parse_root(text: &OsStr, is_directory: impl Fn(&Path) -> bool) -> (String, PathBuf) {
-    let named = text.to_str().and_then(|text| text.split_once('=')).filter(|(name, _)| !name.contains('/'));
-    match named {
-        Some((name, path)) if !is_directory(Path::new(text)) => (name.to_owned(), PathBuf::from(path)),
+    // The directory after the name need not be UTF-8.
+    let mut parts = text.as_bytes().splitn(2, |byte| *byte == b'=');
+    let name = parts.next().and_then(|name| std::str::from_utf8(name).ok()).filter(|name| !name.contains('/'));
+    match (name, parts.next()) {
+        (Some(name), Some(path)) if !is_directory(Path::new(text)) => {
+            (name.to_owned(), PathBuf::from(OsStr::from_bytes(path)))
+        }
         _ => (String::new(), PathBuf::from(text)),
     }
 }
@@ -19,28 +25,24 @@ pub fn parse_root(text: &OsStr, is_directory: impl Fn(&Path) -> bool) -> (String
 /// of its directory, without `.n5`. It gets the full name of the directory if another container has the short name, or if
 /// the short name is one of the `reserved` words.
 pub(super) fn container_names(roots: &[(String, PathBuf)], reserved: &[&str]) -> Vec<String> {
-    if roots.len() < 2 {
-        return roots.iter().map(|(name, _)| name.clone()).collect();
+    if let [(name, _)] = roots {
+        return vec![name.clone()];
     }
-    let full_names: Vec<String> =
-        roots.iter().map(|(name, path)| if name.is_empty() { directory_name(path) } else { name.clone() }).collect();
-    let short_names: Vec<&str> = roots
-        .iter()
-        .zip(&full_names)
-        .map(
-            |((name, _), full_name)| {
-                if name.is_empty() { full_name.strip_suffix(".n5").unwrap_or(full_name) } else { full_name }
-            },
-        )
-        .collect();
+    let candidates: Vec<(String, String)> = roots.iter().map(|(name, path)| candidate_names(name, path)).collect();
     let is_usable = |name: &str| {
-        !name.is_empty() && !reserved.contains(&name) && short_names.iter().filter(|other| **other == name).count() == 1
+        let is_unique = candidates.iter().filter(|(short_name, _)| short_name == name).count() == 1;
+        is_unique && !name.is_empty() && !reserved.contains(&name)
     };
-    short_names
-        .iter()
-        .zip(&full_names)
-        .map(|(short_name, full_name)| if is_usable(short_name) { (*short_name).to_owned() } else { full_name.clone() })
-        .collect()
+    candidates.iter().map(|(short, full)| if is_usable(short) { short.clone() } else { full.clone() }).collect()
+}
+
+/// Returns the short name of one of several containers, and its full name: both are `name`, unless that is empty.
+fn candidate_names(name: &str, path: &Path) -> (String, String) {
+    if !name.is_empty() {
+        return (name.to_owned(), name.to_owned());
+    }
+    let full = directory_name(path);
+    (full.strip_suffix(".n5").unwrap_or(&full).to_owned(), full)
 }
 
 /// Returns the name of a directory; empty if it has none or the name is not UTF-8.
@@ -71,6 +73,15 @@ mod tests {
         assert_eq!(root("run=7", "run=7"), (String::new(), "run=7".into()));
         assert_eq!(root("./run=7", ""), (String::new(), "./run=7".into()));
         assert_eq!(root("run=7", ""), ("run".into(), "7".into()));
+    }
+
+    #[test]
+    fn a_directory_with_a_name_need_not_be_utf_8() {
+        let directory = OsStr::from_bytes(b"/data/\xff.n5");
+        assert_eq!(parse_root(OsStr::from_bytes(b"em=/data/\xff.n5"), |_| false), ("em".into(), directory.into()));
+        assert_eq!(parse_root(directory, |_| false), (String::new(), directory.into()));
+        let odd = OsStr::from_bytes(b"\xff=em.n5");
+        assert_eq!(parse_root(odd, |_| false), (String::new(), odd.into()));
     }
 
     fn names(roots: &[&str]) -> Vec<String> {

@@ -373,11 +373,12 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
         }
         if name.is_empty() {
             if config.containers.len() > 1 {
-                fault(
-                    "name",
-                    "is missing: of several containers, each needs a name; on the command line, write NAME=DIRECTORY"
-                        .to_owned(),
-                );
+                let reason = if container.root.file_name().is_some_and(|name| name.to_str().is_none()) {
+                    "of several containers, each needs a name in UTF-8, and that of its directory is in another encoding"
+                } else {
+                    "of several containers, each needs a name"
+                };
+                fault("name", format!("is missing: {reason}; on the command line, write NAME=DIRECTORY"));
             }
         } else if reserved.contains(&name) || name == ATTRIBUTES_FILE {
             fault(

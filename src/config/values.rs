@@ -110,13 +110,20 @@ pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D)
 }
 
 /// A listening address.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
 pub enum ListenAddress {
     /// A TCP address and port.
     Tcp(std::net::SocketAddr),
     /// The path of a Unix domain socket.
     Unix(PathBuf),
+}
+
+impl<'de> Deserialize<'de> for ListenAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // A port may be written as a number.
+        parse_text(deserializer, str::parse)
+    }
 }
 
 impl FromStr for ListenAddress {

@@ -4,6 +4,7 @@
 use super::finding::{Finding, FindingKind};
 use super::retry::StorageRetry;
 use crate::cache::{Dataset, GroupState, ReadError};
+use crate::config::most_similar;
 use crate::container::Container;
 use crate::read::ValidBlock;
 use crate::store::Key;
@@ -41,11 +42,7 @@ pub(super) async fn attribute_findings(
         let data_type = dataset.attributes.data_type();
         if compression.codec().is_none() {
             let name = compression.name();
-            let known = container.resources().codecs().names();
-            let lower_case_name = name.to_lowercase();
-            let similarity = |known: &str| strsim::normalized_damerau_levenshtein(&lower_case_name, known);
-            let nearest = known.max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-            let nearest = nearest.filter(|known| similarity(known) >= MIN_SIMILARITY);
+            let nearest = most_similar(name, container.resources().codecs().names(), MIN_SIMILARITY);
             let suggestion = nearest.map_or_else(String::new, |known| format!("; did the writer mean {known:?}?"));
             let message = format!("compression {name:?} is not supported, so its blocks cannot be decoded{suggestion}");
             // The programs that refuse this compression, too, are not listed: they would hide this finding.

@@ -34,7 +34,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("access", &["runtime", "telemetry", "config"]),
     ("output", &["png_gray", "n5_format"]),
     ("png_gray", &[]),
-    ("verify", &["view", "n5_metadata", "read", "container", "cache", "n5_format", "store"]),
+    ("verify", &["view", "n5_metadata", "read", "container", "cache", "n5_format", "store", "config"]),
     ("view", &["n5_metadata", "read", "container", "cache", "n5_format", "store"]),
     ("n5_metadata", &["n5_format"]),
     ("read", &["container", "cache", "n5_format", "store", "runtime", "telemetry"]),
@@ -54,7 +54,7 @@ const ORDER: &[(&str, &str)] = &[
     ("cache", "block_load blocks datasets objects eviction validated budget buffers error read_options freshness"),
     ("cli", "run healthcheck inspect serve verify command_help arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),
-    ("config", "load roots memory_bounds summary validate sections values"),
+    ("config", "load roots memory_bounds summary validate sections values similar"),
     (
         "conn",
         "listener connections hyper_connection fast_connection header_filter http2 connection_memory peers reply_writer serving_snapshot signals tls metered_socket send_queue so_meminfo socket threshold_pool workers",
@@ -65,7 +65,7 @@ const ORDER: &[(&str, &str)] = &[
     ("fastpath", "thread_cache reply"),
     (
         "http",
-        "authorization routes slice_request compress body request observe app admission exposition forwarded credentials readiness common_headers mount respond query options route problem redact viewer_files",
+        "authorization routes slice_request compress body request observe app admission exposition forwarded credentials readiness common_headers mount respond query options route problem redact viewer_files embedded_viewer",
     ),
     ("http::admission", "client_limits fair_polling in_flight stalled_store_limit"),
     ("http::query", "slice_query numpy_index params"),
@@ -77,7 +77,7 @@ const ORDER: &[(&str, &str)] = &[
     ("n5_format::compression", "encoding blosc bzip2 blosc_sys gzip lz4 raw xz zstd stream codec"),
     (
         "n5_metadata",
-        "description canonical compatibility coordinate_space neuroglancer tensorstore codec units volume multiscale calibration node problem json_values",
+        "description canonical compatibility coordinate_space neuroglancer tensorstore codec units volume multiscale calibration voxel_size node problem json_values",
     ),
     ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera pyramid"),
     ("output", "accept jpeg json n5_block npy png raw tiff image encoding"),

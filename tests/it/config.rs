@@ -1,5 +1,8 @@
 //! The command line: the program's output and its exit status.
 
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output};
 
 /// Runs the program without the `N5_` variables of the test's environment.
@@ -103,18 +106,37 @@ fn a_container_cannot_have_the_name_of_a_route() {
     }
 }
 
-#[test]
-fn each_command_line_is_understood_or_explained() {
+/// Creates the directories in which the command lines of the tests run.
+fn directories_of_a_newcomer() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     for container in ["em.n5", "seg.n5", "other/em.n5"] {
         std::fs::create_dir_all(path(container)).unwrap();
         std::fs::write(path(container).join("attributes.json"), r#"{"n5":"4.0.0"}"#).unwrap();
     }
+    let sizes = r#""dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8""#;
+    for (dataset, further) in [
+        ("em.n5/raw", r#""compression":{"type":"raw"},"resolution":[0,4],"units":["nm","nm"]"#),
+        ("seg.n5/labels", r#""compression":{"type":"gzp"}"#),
+    ] {
+        std::fs::create_dir_all(path(dataset).join("0")).unwrap();
+        std::fs::write(path(dataset).join("attributes.json"), format!("{{{sizes},{further}}}")).unwrap();
+        let block = [&[0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 4][..], &[7; 16]].concat();
+        std::fs::write(path(dataset).join("0/0"), block).unwrap();
+    }
     std::fs::create_dir_all(path("volume.zarr")).unwrap();
     std::fs::write(path("volume.zarr/zarr.json"), "{}").unwrap();
     std::fs::write(path("volume.h5"), b"\x89HDF\r\n\x1a\n").unwrap();
     std::fs::create_dir_all(path("empty")).unwrap();
+    std::fs::write(path("lab.toml"), "[server]\nlisten = 9942\n").unwrap();
+    std::fs::write(path("wrong.toml"), "[server]\nlisten = 99420\nviewr = \"\"\n[cache]\ndecoded = \"lots\"\n")
+        .unwrap();
+    directory
+}
+
+#[test]
+fn each_command_line_is_understood_or_explained() {
+    let directory = directories_of_a_newcomer();
     // Command lines, exit statuses, and words of the output.
     let cases: &[(&str, i32, &[&str])] = &[
         ("--check-config em.n5", 0, &["/ from em.n5"]),
@@ -126,6 +148,8 @@ fn each_command_line_is_understood_or_explained() {
         ("--check-config -p 9942 --set server.listen=0.0.0.0:80", 0, &["0.0.0.0:9942"]),
         ("--check-config -p 9942 --set server.listen=unix:/run/n5", 2, &["--port 9942", "Unix socket"]),
         ("--check-config --listen 9942", 0, &["127.0.0.1:9942"]),
+        ("--check-config --config lab.toml", 0, &["127.0.0.1:9942"]),
+        ("--check-config --config wrong.toml", 2, &["\"99420\" is not an address", "did you mean server.viewer?"]),
         ("--check-config --listen localhost:9960", 0, &["127.0.0.1:9960"]),
         ("--check-config --listen example.org:80", 2, &["example.org:80", "127.0.0.1:8080"]),
         ("--prot 80", 2, &["a similar argument exists: '--port'"]),
@@ -157,4 +181,74 @@ fn each_command_line_is_understood_or_explained() {
             assert!(text.contains(word), "{line}: {text}");
         }
     }
+}
+
+#[test]
+fn a_name_in_another_encoding_is_explained_and_can_be_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let latin = OsStr::from_bytes(b"M\xfcnchen.n5");
+    let with_name = OsStr::from_bytes(b"munich=M\xfcnchen.n5");
+    for name in [latin, OsStr::new("em.n5")] {
+        std::fs::create_dir(directory.path().join(name)).unwrap();
+    }
+    let check = |root: &OsStr| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
+        command.args([OsStr::new("--check-config"), root, OsStr::new("em.n5")]);
+        command.current_dir(directory.path()).output().unwrap()
+    };
+    let refused = check(latin);
+    assert_eq!(refused.status.code(), Some(2));
+    let text = stderr(&refused);
+    assert!(text.contains("a name in UTF-8") && text.contains("write NAME=DIRECTORY"), "{text}");
+    let understood = check(with_name);
+    assert_eq!(understood.status.code(), Some(0), "{}", stderr(&understood));
+    assert!(stdout(&understood).contains("/munich/ from "), "{}", stdout(&understood));
+}
+
+/// The transcript of what a newcomer may type. Its snapshot is the document: every answer must be one that helps.
+#[test]
+fn every_answer_of_the_transcript_helps() {
+    let directory = directories_of_a_newcomer();
+    let mut transcript = String::new();
+    for line in [
+        "--check-config em.n5",
+        "--check-config em.n5 seg.n5",
+        "--check-config em.n5 other/em.n5",
+        "--check-config first=em.n5 second=other/em.n5",
+        "--check-config em.n5 slice.n5",
+        "--check-config --port 9942 em.n5",
+        "--check-config --listen example.org:80 em.n5",
+        "--check-config --config lab.toml em.n5",
+        "--check-config --config wrong.toml em.n5",
+        "--check-config --set cache.decodedd=1GiB em.n5",
+        "--prot 80 em.n5",
+        "verfy em.n5",
+        "-p 9942 serve em.n5",
+        "absent.n5",
+        "volume.h5",
+        "volume.zarr",
+        "em.n5/attributes.json",
+        "verify em.n5",
+        "verify seg.n5",
+        "verify em.n5 absent",
+        "verify empty",
+        "verify volume.zarr",
+        "inspect em.n5",
+        "inspect em.n5 raw",
+        "inspect em.n5 absent",
+        "completions csh",
+        "--version",
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
+        command.args(line.split(' ')).current_dir(directory.path());
+        // The figures must not depend on the machine.
+        let output = command.env("N5_SERVER__THREADS", "2").env("N5_LOG__FORMAT", "text").output().unwrap();
+        let answer = format!("{}{}", stdout(&output), stderr(&output));
+        let status = output.status.code().unwrap();
+        let _ = write!(transcript, "$ n5-server {line}\n{answer}[exit status {status}]\n\n");
+    }
+    let transcript = transcript.replace(directory.path().to_str().unwrap(), "/data");
+    let transcript = transcript.replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    let without_time = |line: &str| if line.ends_with(" blocks/s") { "TIME, SPEED" } else { line }.to_owned() + "\n";
+    insta::assert_snapshot!(transcript.lines().map(without_time).collect::<String>());
 }

@@ -46,6 +46,7 @@ mod remote_store;
 mod slice;
 mod slice_cost;
 mod slice_formats;
+mod startup;
 mod stats;
 mod stored;
 mod structure;

@@ -41,6 +41,12 @@ impl Program {
         Self::listening(Self::spawn_with(&arguments, &[], None, TempDir::new().unwrap()))
     }
 
+    /// Like [`Self::serving`], with several containers and without settings.
+    pub fn serving_roots(roots: &[PathBuf]) -> Self {
+        let arguments: Vec<&OsStr> = roots.iter().map(|root| root.as_os_str()).collect();
+        Self::listening(Self::spawn_with(&arguments, &[], None, TempDir::new().unwrap()))
+    }
+
     /// Waits until the program listens.
     fn listening((mut program, stdout): (Self, ChildStdout)) -> Self {
         let mut line = String::new();
