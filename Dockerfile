@@ -7,10 +7,22 @@
 # explains how to run the image, and how to build it without a container engine.
 ARG BUILD_IMAGE=docker.io/library/rust:1.95-bookworm
 ARG RUNTIME_IMAGE=gcr.io/distroless/cc-debian12:nonroot
-# Builds Neuroglancer for /viewer/. With `--build-arg VIEWER=viewer-none`, neither Neuroglancer nor this image is
-# needed.
+# Builds Neuroglancer, which becomes part of the binary. With `--build-arg VIEWER=viewer-none`, neither Neuroglancer nor
+# this image is needed.
 ARG VIEWER_IMAGE=docker.io/library/node:22-bookworm-slim
 ARG VIEWER=viewer-built
+
+FROM ${VIEWER_IMAGE} AS viewer-built
+WORKDIR /viewer
+COPY viewer .
+RUN --mount=type=cache,id=n5-server-npm,target=/root/.npm,sharing=locked \
+    ./build
+
+# An empty directory: the binary is built without a viewer.
+FROM ${BUILD_IMAGE} AS viewer-none
+RUN install -d -m 0755 /viewer/dist
+
+FROM ${VIEWER} AS viewer
 
 FROM ${BUILD_IMAGE} AS build
 # If unset, cargo runs one job per core.
@@ -18,28 +30,16 @@ ARG CARGO_BUILD_JOBS
 ENV CARGO_HOME=/usr/local/cargo CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never
 WORKDIR /src
 COPY . .
+COPY --from=viewer /viewer/dist viewer/dist
 # The cache mounts keep dependencies and their objects on the build machine, so that a change of a source file
 # recompiles only the crates of this repository.
 RUN --mount=type=cache,id=n5-server-registry,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,id=n5-server-target,target=/src/target,sharing=locked \
-    cargo build --release --locked --bin n5-server \
+    if [ -e viewer/dist/index.html ]; then features=embed-viewer; fi \
+ && cargo build --release --locked --bin n5-server --features "${features-}" \
  && install -D -m 0755 target/release/n5-server /out/usr/local/bin/n5-server \
  && install -D -m 0644 LICENSE /out/usr/share/doc/n5-server/LICENSE \
  && install -d -m 0755 /out/data
-
-FROM ${VIEWER_IMAGE} AS viewer-built
-WORKDIR /viewer
-COPY viewer .
-RUN --mount=type=cache,id=n5-server-npm,target=/root/.npm,sharing=locked \
-    ./build \
- && install -d -m 0755 /out/usr/share/n5-server \
- && mv dist /out/usr/share/n5-server/viewer
-
-# An empty directory: without index.html, the server serves no viewer.
-FROM ${BUILD_IMAGE} AS viewer-none
-RUN install -d -m 0755 /out/usr/share/n5-server/viewer
-
-FROM ${VIEWER} AS viewer
 
 FROM ${RUNTIME_IMAGE}
 ARG VERSION=0.1.0
@@ -50,10 +50,8 @@ LABEL org.opencontainers.image.title="n5-server" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /out/ /
-COPY --from=viewer /out/ /
 # The default address, loopback, is not reachable from outside the container.
-ENV N5_SERVER__LISTEN=0.0.0.0:8080 \
-    N5_SERVER__VIEWER=/usr/share/n5-server/viewer
+ENV N5_SERVER__LISTEN=0.0.0.0:8080
 EXPOSE 8080
 # A numeric id, so that Kubernetes can check `runAsNonRoot` without reading /etc/passwd.
 USER 65532:65532

@@ -3,12 +3,20 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::builder::styling::{AnsiColor, Styles};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::{ConfigFile, ConfigSources, parse_root};
 use crate::verify::Severity;
+
+/// Colours of help and errors on a terminal. clap omits them elsewhere, and if `NO_COLOR` is set.
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
 
 const SHORT_HELP: &str = "\
 Examples:
@@ -30,7 +38,7 @@ Routes (more in docs/API.md and openapi.yaml):
   /as/gzip/PATH                   the container re-encoded: raw, gzip, zstd or blosc
   /zarr2/PATH /zarr3/PATH         the container as Zarr, images as OME-NGFF
   /precomputed/PATH               a Neuroglancer precomputed volume
-  /viewer/                        Neuroglancer, if viewer/build has built it
+  /viewer/                        Neuroglancer, if this build contains it
   /healthz /readyz /metrics /version
   /token/TOKEN/...                any of these with a token, where access is restricted (docs/ACCESS.md)
 Several containers are mounted under their names: /em/attributes.json, /slice/em/DATASET.
@@ -89,7 +97,7 @@ Exit status: 0, or 2 if there is no such container, group or dataset.";
 
 /// Serves N5 containers over HTTP: metadata, blocks as stored, and arbitrary sub-regions.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "n5-server", version, max_term_width = 120, args_conflicts_with_subcommands = true)]
+#[command(name = "n5-server", version, max_term_width = 120, args_conflicts_with_subcommands = true, styles = STYLES)]
 #[command(after_help = SHORT_HELP, after_long_help = LONG_HELP)]
 pub(super) struct Cli {
     /// Command to run; without a command, the server starts.

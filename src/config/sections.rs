@@ -81,7 +81,8 @@ pub struct ServerConfig {
     pub threads: usize,
     /// Origins whose pages may embed this server's pages; `*` for all.
     pub frame_ancestors: Vec<String>,
-    /// Directory of a built viewer, served if it contains an `index.html`; empty for none.
+    /// Directory of a built viewer, served if it contains an `index.html`; `auto` for the one that was installed with the
+    /// program; empty for none.
     pub viewer: PathBuf,
 }
 

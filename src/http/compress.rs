@@ -104,6 +104,12 @@ pub(crate) fn compression_bytes(bytes: u64) -> u64 {
 
 /// Returns the coding with the highest weight in an `Accept-Encoding` header; `None` for no compression.
 pub(crate) fn best_coding(accepted: &str) -> Option<ContentCoding> {
+    best_coding_of(&ContentCoding::ALL, accepted)
+}
+
+/// Returns that one of `codings` with the highest weight in an `Accept-Encoding` header, the first if several have it;
+/// `None` for no compression.
+pub(crate) fn best_coding_of(codings: &[ContentCoding], accepted: &str) -> Option<ContentCoding> {
     // `accept_weight` weighs media types, so every coding becomes a subtype of `coding/`.
     let ranges: Vec<String> = accepted
         .split(',')
@@ -112,9 +118,7 @@ pub(crate) fn best_coding(accepted: &str) -> Option<ContentCoding> {
         .map(|coding| format!("coding/{coding}"))
         .collect();
     let ranges = ranges.join(", ");
-    let weighted = ContentCoding::ALL
-        .into_iter()
-        .map(|coding| (accept_weight(&format!("coding/{}", coding.name()), &ranges), coding));
+    let weighted = codings.iter().map(|coding| (accept_weight(&format!("coding/{}", coding.name()), &ranges), *coding));
     // An unlisted `identity` is preferred less than any listed coding (RFC 9110, section 12.5.3).
     let identity_weight =
         if ranges.contains("coding/identity") { accept_weight("coding/identity", &ranges) } else { 0 };
@@ -147,6 +151,16 @@ mod tests {
         assert_eq!(chosen("*"), Some("zstd"));
         assert_eq!(chosen("deflate"), None);
         assert_eq!(chosen(""), None);
+    }
+
+    #[test]
+    fn the_first_of_equally_weighted_codings_is_chosen() {
+        let codings = [ContentCoding::Brotli, ContentCoding::Gzip];
+        let choose = |accept: &str| best_coding_of(&codings, accept).map(ContentCoding::name);
+        assert_eq!(choose("gzip, deflate, br, zstd"), Some("br"));
+        assert_eq!(choose("gzip, deflate"), Some("gzip"));
+        assert_eq!(choose("br;q=0.5, gzip"), Some("gzip"));
+        assert_eq!(choose("zstd"), None);
     }
 
     #[test]

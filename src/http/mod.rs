@@ -10,6 +10,7 @@ mod body;
 pub(crate) mod common_headers;
 mod compress;
 mod credentials;
+mod embedded_viewer;
 mod exposition;
 pub(crate) mod forwarded;
 mod mount;

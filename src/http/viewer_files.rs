@@ -1,46 +1,89 @@
-//! The files of a built Neuroglancer. A [`LocalStore`] reads them, and follows no link out of their directory.
+//! The files of a built Neuroglancer: those in the binary, or those of a directory. A [`LocalStore`] reads the latter, and
+//! follows no link out of their directory.
 
 use std::fs::Metadata;
 use std::io::{self, ErrorKind, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, Response};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncSeek, ReadBuf};
 use tower_http::services::fs::{Backend, DefaultServeDirFallback, File, ServeDir};
 
+use crate::http::embedded_viewer::{EmbeddedViewer, INDEX};
 use crate::store::{Key, LocalStore, StoreError, SymlinkPolicy};
 
-/// The viewer's start page.
-pub(crate) const INDEX: &str = "index.html";
 /// Bytes of a file that are read at a time.
 const READ_BUFFER_BYTES: usize = 16 << 10;
 /// Maximum wait for the disk when a file is looked up.
 const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Value of `server.viewer` that stands for the viewer that was installed with the program.
+const AUTO: &str = "auto";
+/// Directories that may hold the viewer, relative to that of the executable: in an unpacked archive, and below a prefix
+/// such as `/usr/local`.
+const BESIDE_EXECUTABLE: [&str; 2] = ["viewer", "../share/n5-server/viewer"];
+
 /// A built Neuroglancer.
 #[derive(Debug, Clone)]
-pub struct Viewer {
-    directory: PathBuf,
+pub struct Viewer(pub(crate) ViewerSource);
+
+/// Place of the viewer's files.
+#[derive(Debug, Clone)]
+pub(crate) enum ViewerSource {
+    Embedded(Arc<EmbeddedViewer>),
+    Directory(ViewerDirectory),
+}
+
+/// A directory with the viewer's files.
+#[derive(Debug, Clone)]
+pub(crate) struct ViewerDirectory {
+    path: PathBuf,
     files: ServeDir<DefaultServeDirFallback, LocalStore>,
 }
 
 impl Viewer {
-    /// Opens the viewer in `directory`, a path that may be relative to the working directory. Returns `None` if the
-    /// path is empty or the directory has no `index.html`. Symbolic links in the path are resolved now, and links out
-    /// of the directory are not followed.
+    /// Opens the viewer that `setting`, the value of `server.viewer`, names: `auto` for the one in this binary or else
+    /// beside the executable, or a path that may be relative to the working directory. Returns `None` if `setting` is
+    /// empty or there is no `index.html`.
     ///
-    /// Compressed copies of a file may lie beside it, with the endings `.br` and `.gz`.
+    /// Symbolic links in the path are resolved now, and links out of the directory are not followed. Compressed copies of
+    /// a file may lie beside it, with the endings `.br` and `.gz`.
     ///
     /// Blocks the thread on disk I/O.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be examined.
-    pub fn open(directory: &Path) -> io::Result<Option<Self>> {
+    pub fn open(setting: &Path) -> io::Result<Option<Self>> {
+        if setting != Path::new(AUTO) {
+            return Self::open_directory(setting);
+        }
+        let embedded = EmbeddedViewer::built_in().map(|files| Self(ViewerSource::Embedded(Arc::new(files))));
+        if embedded.is_some() {
+            return Ok(embedded);
+        }
+        // Without the path of the executable, there is nothing beside it.
+        std::env::current_exe().map_or(Ok(None), |executable| Self::open_beside(&executable))
+    }
+
+    fn open_beside(executable: &Path) -> io::Result<Option<Self>> {
+        let Some(directory) = executable.parent() else { return Ok(None) };
+        for relative in BESIDE_EXECUTABLE {
+            let viewer = Self::open_directory(&directory.join(relative))?;
+            if viewer.is_some() {
+                return Ok(viewer);
+            }
+        }
+        Ok(None)
+    }
+
+    fn open_directory(directory: &Path) -> io::Result<Option<Self>> {
         if directory.as_os_str().is_empty() {
             return Ok(None);
         }
@@ -60,12 +103,33 @@ impl Viewer {
             .ignore_multi_range_requests(true)
             .precompressed_br()
             .precompressed_gzip();
-        Ok(Some(Self { directory: directory.to_owned(), files }))
+        Ok(Some(Self(ViewerSource::Directory(ViewerDirectory { path: directory.to_owned(), files }))))
     }
 
-    /// Returns the directory of the viewer's files.
-    pub fn directory(&self) -> &Path {
-        &self.directory
+    /// Returns a viewer in memory. `files` has the path and the bytes of each compressed file, ending in `.br` or `.gz`.
+    /// Returns `None` if there is no `index.html`.
+    pub fn embedded(files: impl IntoIterator<Item = (String, Bytes)>) -> Option<Self> {
+        EmbeddedViewer::new(files).map(|files| Self(ViewerSource::Embedded(Arc::new(files))))
+    }
+
+    /// Returns true if `setting`, the value of `server.viewer`, names a directory.
+    pub fn is_directory(setting: &Path) -> bool {
+        !setting.as_os_str().is_empty() && setting != Path::new(AUTO)
+    }
+
+    /// Returns the directory of the viewer's files, or a note that they are in the binary.
+    pub fn place(&self) -> String {
+        match &self.0 {
+            ViewerSource::Embedded(_) => "in the binary".to_owned(),
+            ViewerSource::Directory(directory) => directory.path.display().to_string(),
+        }
+    }
+}
+
+impl ViewerDirectory {
+    /// Returns the path of the directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Answers a request for a file. The path of the request is relative to the directory. Evaluates preconditions,
@@ -158,5 +222,19 @@ mod tests {
         assert!(Viewer::open(directory.path()).unwrap().is_none());
         assert!(Viewer::open(Path::new("")).unwrap().is_none());
         assert!(Viewer::open(Path::new(&"x".repeat(300))).is_err());
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test makes a viewer's directory")]
+    fn a_viewer_beside_the_executable_is_found() {
+        for place in ["bin/viewer", "share/n5-server/viewer"] {
+            let prefix = tempfile::tempdir().unwrap();
+            let executable = prefix.path().join("bin/n5-server");
+            std::fs::create_dir(prefix.path().join("bin")).unwrap();
+            assert!(Viewer::open_beside(&executable).unwrap().is_none());
+            std::fs::create_dir_all(prefix.path().join(place)).unwrap();
+            std::fs::write(prefix.path().join(place).join(INDEX), "").unwrap();
+            assert!(Viewer::open_beside(&executable).unwrap().is_some(), "{place}");
+        }
     }
 }

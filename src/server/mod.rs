@@ -62,6 +62,7 @@ impl Server {
             tracing::warn!(%directory, why, "no viewer is served: its directory cannot be read");
             None
         });
+        warn_of_missing_viewer(&config, viewer.as_ref());
         let documents = start_document_runtime(config.threads()).context("the threads cannot be started")?;
         let file_config = config.clone();
         let (control, tls) = off_thread(timeout, move || open_files(&file_config))
@@ -132,8 +133,7 @@ impl Server {
         let sockets_bytes = config.sockets_bytes();
         let [bound_mib, connections_mib, sockets_mib] =
             [memory_bound_bytes, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
-        let viewer = snapshot.app.viewer().map(|viewer| viewer.directory().display().to_string());
-        let viewer = viewer.unwrap_or_else(|| "none".to_owned());
+        let viewer = snapshot.app.viewer().map_or_else(|| "none".to_owned(), Viewer::place);
         let mut lines = vec![format!("n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"))];
         lines.extend(self.reachable_urls());
         lines.push(format!(
@@ -199,6 +199,14 @@ impl Server {
             () = all_answered => tracing::info!("all answers finished"),
             () = tokio::time::sleep_until(shutdown_deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
+    }
+}
+
+/// Warns if the configuration names the directory of a viewer and there is none.
+fn warn_of_missing_viewer(config: &Config, viewer: Option<&Viewer>) {
+    let setting = &config.server.viewer;
+    if viewer.is_none() && Viewer::is_directory(setting) {
+        tracing::warn!(directory = %setting.display(), "no viewer is served: the directory of server.viewer has no index.html");
     }
 }
 

@@ -1,9 +1,14 @@
-//! `/viewer/`: the files of a directory with their compressed copies, and nothing outside of it.
+//! `/viewer/`: the files of a directory with their compressed copies, and nothing outside of it; the files in the binary.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::read::GzEncoder;
 use n5_server::http::{HttpOptions, Viewer};
 use tempfile::TempDir;
 
@@ -107,6 +112,84 @@ async fn without_a_directory_there_is_no_viewer() {
         assert_eq!(reply.status.as_u16(), 404, "{path}");
         assert!(reply.json()["detail"].as_str().unwrap().contains("viewer"));
     }
+}
+
+fn gzip(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    GzEncoder::new(text.as_bytes(), Compression::fast()).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+#[tokio::test]
+async fn files_in_the_binary_are_served_like_those_of_a_directory() {
+    let (n5, directory) = (N5::new(), tempfile::tempdir().unwrap());
+    let mut compressed = Vec::new();
+    for (name, text) in
+        [("index.html", "<!doctype html>"), (SCRIPT, "plain script"), ("main.css", "p {}"), ("licences.txt", "MIT")]
+    {
+        // The server does not look at what is compressed.
+        let forms = [("br", format!("{text} as brotli").into_bytes()), ("gz", gzip(text))];
+        fs::write(directory.path().join(name), text).unwrap();
+        for (ending, bytes) in forms {
+            fs::write(directory.path().join(format!("{name}.{ending}")), &bytes).unwrap();
+            compressed.push((format!("{name}.{ending}"), Bytes::from(bytes)));
+        }
+    }
+    let viewer = Viewer::embedded(compressed);
+    let embedded = Client::new(local(n5.root()), settings(), HttpOptions { viewer, ..options() });
+    let on_disk = client(&n5, directory.path());
+    let mut answers = 0;
+    for path in ["", "index.html", SCRIPT, "main.css", "licences.txt", "absent", "index.html/", "index.html.br", "page"]
+    {
+        for method in ["GET", "HEAD"] {
+            for headers in [
+                vec![],
+                vec![("accept-encoding", "gzip, deflate, br, zstd")],
+                vec![("accept-encoding", "gzip, deflate")],
+                vec![("accept-encoding", "zstd")],
+                vec![("range", "bytes=1-3")],
+                vec![("range", "bytes=99-"), ("accept-encoding", "identity")],
+                vec![("if-match", "\"other\"")],
+            ] {
+                let path = format!("/viewer/{path}");
+                // Only a path that names a file has documented ranges.
+                if (method == "HEAD" || path == "/viewer/") && headers.iter().any(|(name, _)| *name == "range") {
+                    continue;
+                }
+                let (got, wanted) =
+                    (embedded.send(method, &path, &headers).await, on_disk.send(method, &path, &headers).await);
+                let comparable = |name: &str| {
+                    !["etag", "last-modified", "date", "x-request-id", "accept-range", "server-timing"].contains(&name)
+                };
+                let headers_of = |reply: &crate::support::WholeResponse| -> BTreeMap<String, String> {
+                    let pairs = reply.headers.iter().filter(|(name, _)| comparable(name.as_str()));
+                    pairs.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
+                };
+                // A compressed form has no URL of its own in the binary, which nobody needs.
+                if path.ends_with(".br") {
+                    assert_eq!((got.status.as_u16(), wanted.status.as_u16()), (404, 200), "{path}");
+                    continue;
+                }
+                assert_eq!(got.status, wanted.status, "{method} {path} {headers:?}");
+                if got.status.is_success() {
+                    assert_eq!(headers_of(&got), headers_of(&wanted), "{method} {path} {headers:?}");
+                    assert_eq!(got.body, wanted.body, "{method} {path} {headers:?}");
+                    answers += 1;
+                    let known = [headers.clone(), vec![("if-none-match", got.header("etag").unwrap())]].concat();
+                    assert_eq!(embedded.send(method, &path, &known).await.status, 304, "{path} {known:?}");
+                }
+            }
+        }
+    }
+    assert!(answers > 40, "{answers}");
+}
+
+#[test]
+fn a_configured_directory_without_a_viewer_is_reported() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = Program::start(&format!("server.viewer = \"{}\"\n", directory.path().display()));
+    assert!(program.logged("no viewer is served").contains("has no index.html"));
+    assert_eq!(program.get("/viewer/").status, 404);
 }
 
 #[test]
