@@ -1,6 +1,6 @@
-// Conversion of elements to pixels.
+// Colours: of labels, of channels, and as text.
 
-/** Pseudorandom but fixed colours, bright enough on black. */
+/** Pseudorandom but fixed colours, bright enough on black, as 0xAABBGGRR. */
 const PALETTE = Uint32Array.from({ length: 4096 }, (_, n) => {
   const hue = ((n * 0.61803398875) % 1) * 6;
   const saturation = 0.5 + 0.5 * (((n * 37) % 64) / 63);
@@ -19,58 +19,46 @@ function hash(low, high) {
   return (h ^ (h >>> 16)) >>> 0;
 }
 
-/** Returns the elements as 32-bit words, or unchanged if they are narrower: [array, words per element]. */
-function words(data) {
-  if (data.BYTES_PER_ELEMENT === 8) return [new Int32Array(data.buffer), 2];
-  if (data.BYTES_PER_ELEMENT === 4) return [new Int32Array(data.buffer), 1];
-  return [data, 1];
+/** Returns f(index of an element), the colour of the element as a label. Label 0 is transparent. */
+export function labelColours(data) {
+  const size = data.BYTES_PER_ELEMENT;
+  const words = size < 4 ? data : new Int32Array(data.buffer, data.byteOffset, data.byteLength / 4);
+  const colour = (low, high) => (low === 0 && high === 0 ? 0 : PALETTE[hash(low, high) >>> 20]);
+  return size === 8 ? (n) => colour(words[2 * n], words[2 * n + 1]) : (n) => colour(words[n], 0);
 }
 
-/** Paints labels: one colour per label; 0 is transparent. */
-function segmentation(plane, pixels) {
-  const [array, each] = words(plane.data);
-  const { width, height, strides } = plane;
-  let n = 0;
-  for (let row = 0; row < height; row += 1) {
-    for (let column = 0; column < width; column += 1, n += 1) {
-      const at = (column * strides[0] + row * strides[1]) * each;
-      const low = array[at];
-      const high = each === 2 ? array[at + 1] : 0;
-      pixels[n] = low === 0 && high === 0 ? 0 : PALETTE[hash(low, high) >>> 20];
-    }
-  }
+/** Returns the colour of one label as `#rrggbb`; null for 0. */
+export function labelColour(label) {
+  const bits = new BigInt64Array([BigInt.asIntN(64, BigInt(label))]);
+  const colour = labelColours(bits)(0);
+  return colour === 0 ? null : hex([colour & 255, (colour >>> 8) & 255, (colour >>> 16) & 255]);
 }
 
-/** Paints an image in grey or in red, green and blue. `low` is black and `high` is white. */
-function image(plane, [low, high], bytes) {
-  const { data, width, height, strides } = plane;
-  const big = typeof data[0] === "bigint";
-  const scale = high > low ? 255 / (high - low) : 0;
-  const channels = strides[2] ? [0, strides[2], 2 * strides[2]] : [0, 0, 0];
-  let n = 0;
-  for (let row = 0; row < height; row += 1) {
-    for (let column = 0; column < width; column += 1, n += 4) {
-      const at = column * strides[0] + row * strides[1];
-      for (let channel = 0; channel < 3; channel += 1) {
-        const value = data[at + channels[channel]];
-        const level = scale ? ((big ? Number(value) : value) - low) * scale : value > low ? 255 : 0;
-        // A clamped array rounds values and stores NaN as 0.
-        bytes[n + channel] = level;
-      }
-      bytes[n + 3] = 255;
-    }
-  }
+/**
+ * Colours of channels. Readers with any form of colour blindness can tell two channels and their mixture apart: magenta
+ * and green add up to white. Three or more start with cyan, magenta and yellow.
+ */
+const TWO = ["#ff00ff", "#00ff00"];
+const MANY = ["#00ffff", "#ff00ff", "#ffff00", "#ff7a1a", "#4d7dff", "#33e06a", "#ff5c8a", "#ffffff"];
+export const RED_GREEN_BLUE = ["#ff0000", "#00ff00", "#0000ff"];
+
+/** Returns the default colour of channel `n` of `count`. */
+export function channelColour(n, count) {
+  if (count === 1) return "#ffffff";
+  return count === 2 ? TWO[n] : MANY[n % MANY.length];
 }
 
-/** Draws a plane into a canvas, one pixel per element. */
-export function draw(canvas, plane, kind, window) {
-  if (canvas.width !== plane.width || canvas.height !== plane.height) {
-    canvas.width = plane.width;
-    canvas.height = plane.height;
-  }
-  if (plane.width === 0 || plane.height === 0) return;
-  const drawn = new ImageData(plane.width, plane.height);
-  if (kind === "segmentation") segmentation(plane, new Uint32Array(drawn.data.buffer));
-  else image(plane, window, drawn.data);
-  canvas.getContext("2d").putImageData(drawn, 0, 0);
+/** Parses `RRGGBB`, with or without `#` and an opacity, to `#rrggbb`; null if the text is no colour. */
+export function parseColour(text) {
+  const [, digits] = /^#?([0-9a-f]{6})([0-9a-f]{2})?$/i.exec(String(text).trim()) ?? [];
+  return digits === undefined ? null : `#${digits.toLowerCase()}`;
+}
+
+/** Converts `#rrggbb` to [red, green, blue]. */
+export function parts(colour) {
+  return [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+}
+
+function hex(rgb) {
+  return `#${rgb.map((part) => part.toString(16).padStart(2, "0")).join("")}`;
 }

@@ -1,127 +1,277 @@
-// The contrast control: a histogram with two handles for the values shown as black and as white.
+// Contrast: the values shown as black and as white, and the control that changes them.
 
 import { number } from "./describe.js";
 import { h } from "./dom.js";
+import { limitsOf } from "./value_statistics.js";
 
+/** Number of positions of a handle. */
 const STEPS = 1000;
-const BINS = 64;
-const SAMPLES = 20000;
+const BARS = 128;
 
-/** Computes range, percentiles and histogram of planes, for use if the server has no statistics of the dataset. */
-export function measure(planes) {
-  const every = Math.max(1, Math.floor(planes.reduce((sum, plane) => sum + plane.data.length, 0) / SAMPLES));
-  const values = [];
-  for (const { data } of planes) {
-    for (let at = 0; at < data.length; at += every) {
-      const value = Number(data[at]);
-      if (Number.isFinite(value)) values.push(value);
+/** Share of the track beyond the values between which the data lie, if there are outliers on that side. */
+const TAIL = 0.05;
+
+/**
+ * The scale of the track: which value belongs to which position from 0 to 1. Half of the track is linear, half follows
+ * quantiles, so that values that are frequent get more of it. Outliers are at the ends.
+ */
+export class Scale {
+  constructor(dataType, distribution) {
+    // An 8-bit image that uses its range has a linear scale of the whole range.
+    const limits = limitsOf(dataType);
+    const is8Bit = /int8$/.test(dataType) && (!distribution || String(distribution.window) === String(limits));
+    const [min, max] = distribution ? [distribution.min, distribution.max].map((value) => distribution.near(value ?? 0)) : [0, 1];
+    let [low, high] = is8Bit || !distribution ? limitsOf(is8Bit ? dataType : "uint8") : distribution.robust;
+    if (!distribution && !is8Bit) [low, high] = [0, 1];
+    if (!is8Bit && distribution) {
+      // There is room to choose a darker black and a brighter white.
+      const margin = (high - low) / 5;
+      [low, high] = [Math.max(min, low - margin), Math.min(max, high + margin)];
+      if (!(high > low)) [low, high] = [Math.min(0, min), Math.max(1, max, 2 * max)];
     }
+    this.knots = [[0, low], [1, high]];
+    const isFine = distribution?.whole && high - low <= STEPS;
+    if (!is8Bit && distribution && !distribution.empty && !isFine) this.follow(distribution, low, high);
+    this.ends = is8Bit ? [low, high] : [Math.min(min, low), Math.max(max, high)];
+    const [left, right] = [this.ends[0] < low ? TAIL : 0, this.ends[1] > high ? TAIL : 0];
+    this.core = [left, 1 - right];
+    this.knots = this.knots.map(([place, value]) => [left + place * (1 - left - right), value]);
   }
-  values.sort((a, b) => a - b);
-  if (values.length === 0) return null;
-  const rank = (percent) => values[Math.round((percent / 100) * (values.length - 1))];
-  const [min, max] = [values[0], values[values.length - 1]];
-  const counts = Array(BINS).fill(0);
-  for (const value of values) counts[max > min ? Math.min(BINS - 1, Math.floor(((value - min) / (max - min)) * BINS)) : 0] += 1;
-  return { min, max, low: rank(1), high: rank(99.9), histogram: { min, max, counts } };
+
+  follow(distribution, low, high) {
+    const [from, to] = [distribution.rankOf(low), distribution.rankOf(high)];
+    const count = 200;
+    const found = [low];
+    for (let n = 1; n < count; n += 1) {
+      const value = distribution.at(from + ((to - from) * n) / count);
+      if (value > found[found.length - 1] && value < high) found.push(value);
+    }
+    found.push(high);
+    this.knots = found.map((value, n) => [(n / (found.length - 1) + (value - low) / (high - low)) / 2, value]);
+  }
+
+  place(value) {
+    const { knots, ends, core } = this;
+    const last = knots.length - 1;
+    const tail = (distance, length) => Math.cbrt(Math.min(1, distance / length));
+    if (value < knots[0][1]) return ends[0] < knots[0][1] ? core[0] * (1 - tail(knots[0][1] - value, knots[0][1] - ends[0])) : 0;
+    if (value > knots[last][1]) {
+      return ends[1] > knots[last][1] ? core[1] + (1 - core[1]) * tail(value - knots[last][1], ends[1] - knots[last][1]) : 1;
+    }
+    const n = Math.max(1, knots.findIndex((knot) => knot[1] >= value));
+    const [[a, from], [b, to]] = [knots[n - 1], knots[n]];
+    return to > from ? a + ((b - a) * (value - from)) / (to - from) : a;
+  }
+
+  value(place) {
+    const { knots, ends, core } = this;
+    const last = knots.length - 1;
+    if (place < core[0]) return knots[0][1] + (ends[0] - knots[0][1]) * (1 - place / core[0]) ** 3;
+    if (place > core[1]) return knots[last][1] + (ends[1] - knots[last][1]) * ((place - core[1]) / (1 - core[1])) ** 3;
+    const n = Math.max(1, knots.findIndex((knot) => knot[0] >= place));
+    const [[a, from], [b, to]] = [knots[n - 1], knots[n]];
+    return b > a ? from + ((to - from) * (place - a)) / (b - a) : from;
+  }
 }
 
-/** Converts a response of `/stats` to the same form; null if it has no values. */
-export function fromStats(stats) {
-  if (!stats || stats.min === null || stats.min === undefined) return null;
-  const at = (percent, otherwise) => Number(stats.percentiles?.[percent] ?? otherwise);
-  const [min, max] = [Number(stats.min), Number(stats.max)];
-  return { min, max, low: at("1", min), high: at("99.9", max), histogram: stats.histogram };
-}
-
-/** The contrast control. `change` is called when the black or the white value has changed. */
-export class Contrast {
-  constructor(dataType, change) {
-    this.change = change;
+/**
+ * The window of a channel: the values of black and white. `given` is a window from metadata, which is then the default.
+ * `chosen` is the one that the reader has set, or null.
+ */
+export class Window {
+  constructor(dataType, given = null) {
+    Object.assign(this, { dataType, given, chosen: null, distribution: null, isFinal: false });
     this.whole = !dataType.startsWith("float");
-    this.fixed = dataType === "uint8" ? [0, 255] : null;
-    this.window = [...(this.fixed ?? [0, 1])];
-    this.range = [...this.window];
-    this.canvas = h("canvas", { width: 256, height: 48, "aria-hidden": "true" });
-    this.handles = ["Black", "White"].map((label, end) =>
-      h("input", {
+    this.scale = new Scale(dataType, null);
+  }
+
+  /** Adopts value statistics. Those that are final are not replaced. */
+  know(distribution, isFinal = false) {
+    if (!distribution || this.isFinal || (distribution.empty && !isFinal)) return;
+    this.distribution = distribution;
+    this.isFinal = isFinal;
+    this.scale = new Scale(this.dataType, distribution.empty ? null : distribution);
+  }
+
+  get default() {
+    if (this.given) return this.given;
+    if (this.distribution) return this.distribution.window;
+    return /int8$/.test(this.dataType) ? limitsOf(this.dataType) : [0, 1];
+  }
+
+  get value() {
+    return this.chosen ?? this.default;
+  }
+
+  /** The whole range of the values; for 8 bits, that of the type. */
+  get full() {
+    if (/int8$/.test(this.dataType)) return [...limitsOf(this.dataType)];
+    const { distribution } = this;
+    if (!distribution || distribution.empty) return limitsOf(this.dataType) ?? [0, 1];
+    return distribution.constant ? distribution.window : [distribution.min, distribution.max];
+  }
+
+  near(value) {
+    return this.distribution ? this.distribution.near(value) : Number(value);
+  }
+
+  far(value) {
+    return this.distribution ? this.distribution.far(value) : this.whole ? Math.round(value) : value;
+  }
+
+  /** Sets black (0) or white (1). Black is at most white. */
+  set(end, value) {
+    const window = [...this.value];
+    window[end] = end === 0 ? (value > window[1] ? window[1] : value) : value < window[0] ? window[0] : value;
+    this.chosen = window;
+  }
+
+  /** Returns the value that is `steps` of 1/1000 of the track away, and for integers at least one. */
+  moved(end, steps) {
+    const now = this.near(this.value[end]);
+    const place = Math.min(1, Math.max(0, this.scale.place(now) + steps / STEPS));
+    let next = this.scale.value(place);
+    if (this.whole && Math.abs(next - now) < 1) next = now + Math.sign(steps);
+    const [from, to] = this.scale.ends;
+    return this.far(Math.min(Math.max(next, Math.min(from, now)), Math.max(to, now)));
+  }
+
+  /** Formats a value with the digits that matter between black and white. */
+  text(value) {
+    if (typeof value === "bigint" || this.whole) return String(value);
+    const [low, high] = this.value;
+    const unit = 10 ** (Math.floor(Math.log10(high > low ? high - low : Math.abs(high) || 1)) - 4);
+    const rounded = Number.isFinite(value / unit) && unit > 0 ? Math.round(value / unit) * unit : value;
+    return String(Number(rounded.toPrecision(6)));
+  }
+
+  /** Parses a value; null if the text is not a number of this type. */
+  parse(text) {
+    const words = text.trim();
+    if (words === "" || !Number.isFinite(Number(words))) return null;
+    if (!this.whole) return Number(words);
+    const isLarge = /^-?\d+$/.test(words) && !Number.isSafeInteger(Number(words));
+    return isLarge ? BigInt(words) : Math.round(Number(words));
+  }
+}
+
+/** The control. It shows one window at a time. `change(window)` is called when the reader has changed it. */
+export class ContrastControl {
+  constructor(window, change) {
+    this.window = window;
+    this.change = () => change(this.window);
+    this.canvas = h("canvas", { width: 512, height: 96, "aria-hidden": "true" });
+    this.handles = ["Black", "White"].map((label, end) => {
+      const keys = { ArrowLeft: -5, ArrowDown: -5, ArrowRight: 5, ArrowUp: 5, PageDown: -50, PageUp: 50 };
+      const handle = h("input", {
         type: "range", min: 0, max: STEPS, step: 1, "aria-label": `${label}: the value shown as ${label.toLowerCase()}`,
-        on: { input: () => this.moved(end) },
-      }),
-    );
-    this.output = h("output", { class: "numbers" });
-    const auto = h("button", { type: "button", class: "quiet", text: "Auto", on: { click: () => this.auto() } });
+        on: {
+          input: () => this.moved(end, this.window.far(this.window.scale.value(Number(handle.value) / STEPS)), handle),
+          change: () => this.show(),
+          keydown: (event) => {
+            if (event.ctrlKey || event.altKey || event.metaKey || !(event.key in keys)) return;
+            event.preventDefault();
+            this.moved(end, this.window.moved(end, keys[event.key] / (event.shiftKey ? 5 : 1)));
+          },
+        },
+      });
+      return handle;
+    });
+    this.boxes = ["Black", "White"].map((label, end) => {
+      const box = h("input", {
+        type: "number", step: "any", "aria-label": `${label} value`, class: "bound",
+        on: {
+          change: () => {
+            const value = this.window.parse(box.value);
+            if (value === null) this.show();
+            else this.moved(end, value);
+          },
+        },
+      });
+      return box;
+    });
+    this.output = h("output", { class: "numbers unseen" });
+    this.ticks = h("div", { class: "ticks", "aria-hidden": "true" });
+    const button = (text, title, action) => h("button", { type: "button", class: "quiet", text, title, on: { click: action } });
+    const auto = button("Auto", "Black and white where nearly all values begin and end", () => this.restore(null));
+    const full = button("Full range", "Black at the smallest value, white at the largest", () => this.restore(this.window.full));
+    this.label = h("span", { class: "label", text: "Contrast" });
     this.element = h(
       "div",
       { class: "contrast", role: "group", "aria-label": "Contrast" },
-      h("div", { class: "row" }, h("span", { class: "label", text: "Contrast" }), this.output, auto),
+      h("div", { class: "row" }, this.label, this.output, h("label", { class: "end" }, "black ", this.boxes[0]), h("label", { class: "end" }, "white ", this.boxes[1]), auto, full),
       h("div", { class: "handles" }, this.canvas, this.handles),
+      this.ticks,
     );
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
-    this.touched = false;
     this.show();
   }
 
-  /** Adopts measured statistics. A window chosen by the user is kept. */
-  know(measured, final) {
-    if (!measured || this.final) return;
-    this.final = final;
-    this.measured = measured;
-    this.range = this.fixed ? [...this.fixed] : [measured.min, measured.max];
-    if (!this.touched) this.auto();
-    else this.show();
+  /** Shows another window. `name` is that of its channel. */
+  bind(window, name = null) {
+    this.window = window;
+    this.label.textContent = name === null ? "Contrast" : `Contrast of ${name}`;
+    this.element.setAttribute("aria-label", this.label.textContent);
+    this.show();
   }
 
-  auto() {
-    this.touched = false;
-    if (this.measured) {
-      const { low, high, min, max } = this.measured;
-      this.window = high > low ? [low, high] : max > min ? [min, max] : [Math.min(0, min), max];
-    }
+  restore(window) {
+    // Values that were measured on screen are measured again.
+    if (window === null) this.measure?.();
+    const { given } = this.window;
+    // Auto means the measured window, even if metadata give another one.
+    this.window.chosen = window ?? (given && this.window.distribution && !this.window.distribution.empty ? [...this.window.distribution.window] : null);
     this.show();
     this.change();
   }
 
-  moved(end) {
-    this.touched = true;
-    const [min, max] = this.range;
-    let value = min + ((max - min) * Number(this.handles[end].value)) / STEPS;
-    if (this.whole) value = Math.round(value);
-    this.window[end] = end === 0 ? Math.min(value, this.window[1]) : Math.max(value, this.window[0]);
-    this.show();
+  moved(end, value, dragged = null) {
+    this.window.set(end, value);
+    this.show(dragged);
     this.change();
   }
 
-  show() {
-    const [min, max] = this.range;
-    this.window.forEach((value, end) => {
+  /** Shows the window. The handle that is dragged stays under the pointer. */
+  show(dragged = null) {
+    const { window } = this;
+    window.value.forEach((value, end) => {
       const handle = this.handles[end];
-      handle.value = max > min ? Math.round(((value - min) / (max - min)) * STEPS) : end * STEPS;
-      handle.setAttribute("aria-valuetext", number(value));
+      if (handle !== dragged) handle.value = Math.round(window.scale.place(window.near(value)) * STEPS);
+      handle.setAttribute("aria-valuetext", window.text(value));
+      const text = window.text(value);
+      if (this.boxes[end].value !== text) this.boxes[end].value = text;
+      this.boxes[end].style.width = text.length > 9 ? `${text.length + 4}ch` : "";
     });
-    this.output.textContent = this.window.map(number).join(" – ");
+    this.output.textContent = window.value.map((value) => window.text(value)).join(" – ");
+    const texts = [0, 0.25, 0.5, 0.75, 1].map((place) => {
+      const value = window.scale.value(place);
+      return number(window.whole ? window.far(value) : Number(Number(window.text(value)).toPrecision(3)));
+    });
+    const fitting = texts.some((text) => text.length > 10) ? [texts[0], texts[4]] : texts;
+    this.ticks.replaceChildren(...fitting.map((text) => h("span", { text })));
     this.draw();
   }
 
   draw() {
-    const { canvas, range } = this;
-    const histogram = this.measured?.histogram;
+    const { canvas, window } = this;
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, canvas.width, canvas.height);
-    if (!histogram) return;
+    const { distribution, scale } = window;
+    if (!distribution || distribution.empty) return;
     const style = getComputedStyle(this.element);
-    const { counts } = histogram;
-    const most = Math.log1p(Math.max(...counts));
-    const place = (value) => ((value - range[0]) / (range[1] - range[0] || 1)) * canvas.width;
-    const [from, to] = [Number(histogram.min), Number(histogram.max)];
-    counts.forEach((count, bin) => {
-      const left = place(from + ((to - from) * bin) / counts.length);
-      const right = place(from + ((to - from) * (bin + 1)) / counts.length);
-      const high = most ? (Math.log1p(count) / most) * canvas.height : 0;
-      const middle = from + ((to - from) * (bin + 0.5)) / counts.length;
-      const inside = middle >= this.window[0] && middle <= this.window[1];
-      context.fillStyle = style.getPropertyValue(inside ? "--accent" : "--line-strong");
-      context.fillRect(left, canvas.height - high, Math.max(1, right - left + 0.5), high);
+    const edges = Array.from({ length: BARS + 1 }, (_, n) => scale.value(n / BARS));
+    const below = edges.map((edge) => distribution.rankOf(edge));
+    // The first bar includes the smallest value.
+    below[0] = 0;
+    const heights = Array.from({ length: BARS }, (_, n) => Math.log1p(Math.max(0, below[n + 1] - below[n]) * 2000));
+    const most = Math.max(...heights) || 1;
+    const [low, high] = window.value.map((value) => scale.place(window.near(value)));
+    const width = canvas.width / BARS;
+    heights.forEach((height, n) => {
+      const middle = (n + 0.5) / BARS;
+      context.fillStyle = style.getPropertyValue(middle >= low && middle <= high ? "--accent" : "--line-strong");
+      const tall = (height / most) * canvas.height;
+      context.fillRect(n * width, canvas.height - tall, width + 0.5, tall);
     });
   }
 }

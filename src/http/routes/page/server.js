@@ -1,5 +1,7 @@
 // URLs of the server, and requests to it.
 
+import { STATS_QUERY } from "./value_statistics.js";
+
 const main = document.querySelector("main");
 
 /** Path of this directory in the container, without leading or trailing slashes. */
@@ -64,7 +66,7 @@ export async function ask(address, signal) {
   const response = await fetch(address, { signal });
   if (response.ok) return response;
   const document = await response.json().catch(() => null);
-  throw new Problem(response.status, document);
+  throw Object.assign(new Problem(response.status, document), { retryAfter: Number(response.headers.get("retry-after")) });
 }
 
 const infos = new Map();
@@ -82,10 +84,17 @@ export function infoOf(path) {
 
 const stats = new Map();
 
+/** Parses JSON. Integers that numbers cannot hold become `BigInt`s, if the browser gives their text. */
+export function parseExactly(text) {
+  const exact = (_, value, context) =>
+    typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value;
+  return JSON.parse(text, exact);
+}
+
 /** Returns `/stats` of a path, requested only once; null if the request fails. */
 export function statsOf(path) {
   if (!stats.has(path)) {
-    const statistics = ask(url("stats", path)).then((response) => response.json());
+    const statistics = ask(url("stats", path, STATS_QUERY)).then((response) => response.text()).then(parseExactly);
     stats.set(path, statistics.catch(() => null));
   }
   return stats.get(path);

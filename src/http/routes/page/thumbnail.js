@@ -1,10 +1,10 @@
 // Thumbnails of volumes for the listing, for volumes whose thumbnail is cheap to make.
 
-import { draw } from "./colours.js";
-import { measure } from "./contrast.js";
 import { h } from "./dom.js";
-import { fetchPlane } from "./planes.js";
-import { ITEM_BYTES, cut, extents, isColour, kindOf, planesOf, volumeOf } from "./volume.js";
+import { drawPlain } from "./pixels.js";
+import { readPart } from "./planes.js";
+import { measure } from "./value_statistics.js";
+import { ITEM_BYTES, extents, isColour, kindOf, planesOf, volumeOf, wholePlane } from "./volume.js";
 
 /** Length of the longest side, in CSS pixels. */
 const SIDE = 56;
@@ -29,14 +29,14 @@ export async function thumbnail(info) {
   const sides = lengths.map((length) => Math.max(8, Math.round((SIDE * length) / Math.max(...lengths))));
   const position = volume.dimensions.map((n) => Math.floor((n - 1) / 2));
   const colour = isColour(volume);
-  const request = cut(volume, axes, position, sides.map((side) => side * 2), colour);
-  if (decodedBytes(volume.levels[request.level], axes) > DECODED_BYTES) return null;
-  const plane = await fetchPlane(request);
+  const request = wholePlane(volume, axes, position, sides.map((side) => side * 2), colour);
+  if (decodedBytes(request.level, axes) > DECODED_BYTES) return null;
+  const plane = await readPart(request);
   const measured = measure([plane]);
   if (!measured) return null;
   const window = colour ? [0, 255] : measured.high > measured.low ? [measured.low, measured.high] : [measured.min, measured.max];
   const canvas = h("canvas", {});
-  draw(canvas, plane, kindOf(info, volume, null), window);
+  drawPlain(canvas, plane, kindOf(info, volume, null), window);
   [canvas.style.width, canvas.style.height] = sides.map((side) => `${side}px`);
   return canvas;
 }
