@@ -299,6 +299,27 @@ mod tests {
     }
 
     #[test]
+    fn a_pyramid_without_a_voxel_size_has_none() {
+        let children = [("s0", array(&[8, 8], &json!({}))), ("s1", array(&[4, 4], &json!({})))];
+        let resolution_of = |own: &Value| describe(&group(&[json!({})], own, &children)).resolution;
+        let scales = json!([[1, 1], [2, 2]]);
+        assert_eq!(resolution_of(&json!({"scales": scales})), None);
+        assert_eq!(resolution_of(&json!({"scales": scales, "pixelResolution": [4, 8, 8]})), None);
+        assert_eq!(
+            resolution_of(&json!({"scales": scales, "resolution": [4, 8]})),
+            Some(vec![Some(4.0), Some(8.0)])
+        );
+        let paintera = |data: &Value| {
+            let node = group(&[json!({}), json!({"painteraData": {"type": "raw"}})], data, &children);
+            let description = describe(&node);
+            (description.kind, description.resolution)
+        };
+        assert_eq!(paintera(&json!({"multiScale": true})), (NodeKind::Multiscale, None));
+        assert_eq!(paintera(&json!({"multiScale": true, "resolution": [4, 4, 40]})), (NodeKind::Multiscale, None));
+        assert_eq!(paintera(&json!({"multiScale": true, "resolution": [4, 40]})).1, Some(vec![Some(4.0), Some(40.0)]));
+    }
+
+    #[test]
     fn a_broken_document_is_described_as_a_group_with_the_reason() {
         let broken = |node: &Node| {
             let description = describe(node);
