@@ -30,6 +30,31 @@ export function unit(name) {
   return MICRO.test(name) ? "µm" : name;
 }
 
+const PREFIXED = ["pm", "nm", "µm", "mm", "m"];
+
+/** Formats a length with the prefix that keeps its number short: 2000 nm are `2 µm`. */
+export function length(size, name) {
+  let at = PREFIXED.indexOf(unit(name));
+  let value = size;
+  if (at < 0) return `${number(value)} ${unit(name)}`;
+  while (value >= 1000 && at < PREFIXED.length - 1) [value, at] = [value / 1000, at + 1];
+  while (value < 1 && at > 0) [value, at] = [value * 1000, at - 1];
+  return `${number(value)} ${PREFIXED[at]}`;
+}
+
+/** Describes the voxel size of a volume, as far as it is known. Channels have no size. */
+export function voxelSize(volume) {
+  const axes = [...volume.axes.keys()].filter((axis) => axis !== volume.channel);
+  const sizes = axes.map((axis) => volume.voxelSize[axis]);
+  if (sizes.every((size) => size === null)) return "unknown";
+  const units = axes.map((axis) => unit(volume.units[axis]));
+  const used = [...new Set(units.filter(Boolean))];
+  const texts = sizes.map((size) => (size === null ? "?" : number(size)));
+  if (used.length === 0) return `${texts.join(" × ")}, unit unknown`;
+  if (used.length === 1) return `${texts.filter((_, n) => units[n]).join(" × ")} ${used[0]}`;
+  return texts.map((text, n) => `${text}${units[n] ? ` ${units[n]}` : ""}`).join(" × ");
+}
+
 /** Formats a voxel size: `8 × 8 × 32 nm`, or with one unit per axis if the units differ. */
 export function voxel(resolution, units) {
   if (!resolution) return null;

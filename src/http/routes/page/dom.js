@@ -26,20 +26,37 @@ export function once(f) {
   };
 }
 
+/** Copies a text to the clipboard. Resolves to false if the browser does not allow it. */
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Browsers provide the clipboard only in a secure context, but let a page copy what is selected in it.
+    const field = h("textarea", { class: "unseen", "aria-hidden": "true" });
+    field.value = text;
+    const focused = document.activeElement;
+    document.body.append(field);
+    field.select();
+    const isCopied = document.execCommand("copy");
+    field.remove();
+    focused?.focus({ preventScroll: true });
+    return isCopied;
+  }
+}
+
 /** Builds a button that copies `text()` to the clipboard and confirms it. */
-export function copyButton(label, text) {
-  const button = h("button", { type: "button", class: "quiet", "aria-label": label, text: "Copy" });
+export function copyButton(label, text, caption = "Copy") {
+  const button = h("button", { type: "button", class: "quiet", "aria-label": label, text: caption });
   button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text());
-      button.textContent = "Copied";
-    } catch {
-      // Browsers provide the clipboard only in a secure context. Otherwise select the text for the user to copy.
+    if (await copy(text())) button.textContent = "Copied";
+    else {
+      // The reader can copy what is selected.
       const target = button.parentElement?.querySelector("code");
       if (target) getSelection().selectAllChildren(target);
       button.textContent = target ? "Selected" : "Copy failed";
     }
-    setTimeout(() => (button.textContent = "Copy"), 1500);
+    setTimeout(() => (button.textContent = caption), 1500);
   });
   return button;
 }

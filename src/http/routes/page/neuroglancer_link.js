@@ -1,6 +1,6 @@
 // Links that open volumes in Neuroglancer with axes, position, contrast and layers set.
 
-import { fromStats } from "./contrast.js";
+import { fromStats } from "./value_statistics.js";
 import { carriesToken, directory, rebase, root, token } from "./server.js";
 import { ITEM_BYTES, isColour, kindOf } from "./volume.js";
 
@@ -127,8 +127,11 @@ export function together(volumes) {
   return volumes.length > 1 && volumes[0].volume.rank >= 2 && new Set(volumes.map(key)).size === 1;
 }
 
-/** Returns Neuroglancer's state for `volumes` ({info, volume, stats}). Segmentations are layered over images. */
-export function stateOf(volumes) {
+/**
+ * Returns Neuroglancer's state for `volumes` ({info, volume, stats}). Segmentations are layered over images. `view` has
+ * the `position` in elements and the `elements` per pixel of an axis, as the preview shows them.
+ */
+export function stateOf(volumes, view = null) {
   const isOver = ({ info, volume, stats }) => kindOf(info, volume, stats) === "segmentation";
   const count = ({ volume }) => volume.dimensions.reduce((a, b) => a * b, 1);
   const images = volumes.filter((one) => !isOver(one)).sort((a, b) => count(b) - count(a));
@@ -144,10 +147,13 @@ export function stateOf(volumes) {
     const largest = Math.max(...volume.dimensions.map((n, axis) => n * volume.resolution[axis])) / Math.min(...volume.resolution);
     state.dimensions = space;
     const origin = offsets(sorted[0]);
-    const position = volume.dimensions.map((n, axis) => n / 2 + origin[axis]);
+    const position = volume.dimensions.map((n, axis) => (view ? view.position[axis] + 0.5 : n / 2) + origin[axis]);
     if (position.every(Number.isFinite)) state.position = position;
     if (isScale(largest)) {
       state.crossSectionScale = Math.max(largest / 420, 0.01);
+      // Neuroglancer counts in the smallest voxel size.
+      const scale = view && (view.elements * volume.resolution[view.axes[0]]) / Math.min(...volume.resolution);
+      if (isScale(scale)) state.crossSectionScale = scale;
       state.projectionScale = largest * 1.6;
     }
   }
@@ -155,9 +161,9 @@ export function stateOf(volumes) {
   return state;
 }
 
-/** Returns the link that opens the volumes. For a private volume it contains the token. */
-export function linkTo(volumes) {
-  const encoded = encodeURIComponent(JSON.stringify(stateOf(volumes))).replace(/%3A/g, ":").replace(/%2C/g, ",").replace(/%2F/g, "/");
+/** Returns the link that opens the volumes at a view. For a private volume it contains the token. */
+export function linkTo(volumes, view = null) {
+  const encoded = encodeURIComponent(JSON.stringify(stateOf(volumes, view))).replace(/%3A/g, ":").replace(/%2C/g, ",").replace(/%2F/g, "/");
   return `${viewerBase()}#!${encoded}`;
 }
 

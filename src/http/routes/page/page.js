@@ -1,13 +1,17 @@
 // The page that a browser shows for a directory, built on the plain listing.
 
-import { fromStats } from "./contrast.js";
+import { fromStats } from "./value_statistics.js";
 import * as describe from "./describe.js";
 import { copyButton, h, once } from "./dom.js";
 import { directories, enliven } from "./entries.js";
 import { isOpenable, linkTo, sourceText, together, viewerAdvice } from "./neuroglancer_link.js";
+import { invalidSize, notes } from "./notes.js";
+import { overlayOf } from "./overlay.js";
 import { Preview } from "./preview.js";
 import { ask, directory, infoOf, join, path, statsOf, withToken } from "./server.js";
 import { snippets } from "./snippets.js";
+import { stackOf } from "./stack.js";
+import { ViewState } from "./view_state.js";
 import { ITEM_BYTES, volumeOf } from "./volume.js";
 
 /** Maximum number of children of a group that are checked for volumes, and of volumes that are opened together. */
@@ -35,7 +39,7 @@ function facts(info, volume) {
   if (volume) {
     add("Shape", `${describe.shape(volume.dimensions)}`);
     add("Axes", volume.axes.join(", "));
-    add("Voxel size", describe.voxel(volume.resolution, volume.units));
+    add("Voxel size", describe.voxelSize(volume));
     add("Data type", volume.dataType);
     add("Compression", describe.compression(finest));
     add("Block size", describe.shape(finest.block_size));
@@ -77,22 +81,12 @@ function attributes(info) {
   );
 }
 
-function problems(info) {
-  if (info.problems.length === 0) return null;
-  return h(
-    "details",
-    { class: "problems" },
-    h("summary", { text: `${info.problems.length} ${info.problems.length === 1 ? "compatibility note" : "compatibility notes"}` }),
-    h("ul", {}, info.problems.map((text) => h("li", { text }))),
-  );
-}
-
 /**
  * Builds the link to Neuroglancer, or a note that explains why there is none. Contrast is added when the statistics
- * arrive. Statistics are expensive for the server, so for several volumes they are requested only when the link is
- * hovered, focused or clicked.
+ * arrive, from `statsOfOne` or, for several volumes, when the link is hovered, focused or clicked, because statistics
+ * are expensive for the server. With `viewOf`, the link opens the view that it returns.
  */
-function opener(text, volumes) {
+function opener(text, volumes, { statsOfOne = null, state = null, viewOf = () => null } = {}) {
   const { blocked, tellsToken } = viewerAdvice();
   if (blocked) {
     return h("p", { class: "note", text: "The public Neuroglancer cannot read this server: browsers block an https page from loading data over http. "
@@ -100,16 +94,29 @@ function opener(text, volumes) {
   }
   const told = tellsToken ? `${text.replace("in Neuro", "in the public Neuro")} (sends it this page's token)` : text;
   const link = h("a", { class: "primary", href: linkTo(volumes), text: told });
+  const show = () => (link.href = linkTo(volumes, viewOf()));
   const improve = once(async () => {
     for (const one of volumes) {
-      one.stats = await statsOf(one.info.path);
-      link.href = linkTo(volumes);
+      one.stats = await (statsOfOne ?? statsOf(one.info.path));
+      show();
     }
     link.dataset.complete = "";
   });
-  if (volumes.length === 1) improve();
+  state?.subscribe(later(show));
+  if (statsOfOne) improve();
   else for (const wanted of ["pointerenter", "focus", "click"]) link.addEventListener(wanted, improve);
   return link;
+}
+
+/** Returns a function that calls `f` soon, once for many calls. */
+function later(f, delay = 150) {
+  let timer = null;
+  return () => {
+    timer ??= setTimeout(() => {
+      timer = null;
+      f();
+    }, delay);
+  };
 }
 
 function header(info, subtitle, ...actions) {
@@ -134,36 +141,62 @@ async function showVolume(info) {
   const volume = await volumeOf(info);
   if (!volume) return showGroup(info);
   const one = { info, volume, stats: null };
-  const subtitle = [describe.shape(volume.dimensions), volume.dataType, describe.voxel(volume.resolution, volume.units)];
+  const subtitle = [describe.shape(volume.dimensions), volume.dataType, `voxel size ${describe.voxelSize(volume)}`.replace("voxel size unknown", "unknown voxel size")];
   const empty = volume.dimensions.includes(0);
   const large = !volume.dimensions.every(Number.isSafeInteger);
   const viewable = volume.rank > 0 && Object.hasOwn(ITEM_BYTES, volume.dataType) && !empty && !large;
   const openable = isOpenable(info, volume);
-  main.prepend(header(info, subtitle, openable && opener("Open in Neuroglancer", [one])));
-  const aside = h("aside", { class: "card", "aria-label": "Metadata" }, h("h2", { text: "Metadata" }), facts(info, volume), problems(info), attributes(info));
+  const invalid = invalidSize(info, volume);
+  const state = viewable ? new ViewState(volume) : null;
+  // Statistics take the server's processors. The first picture comes first.
+  let begin = null;
+  const firstPicture = new Promise((resolve) => (begin = resolve));
+  setTimeout(begin, 4000);
+  const stats = viewable ? firstPicture.then(() => statsOf(info.path)) : openable ? statsOf(info.path) : Promise.resolve(null);
+  const preview = viewable && new Preview(info, volume, state, stats, begin);
+  const viewOf = () => preview && preview.viewForOthers();
+  main.prepend(header(info, subtitle, openable && opener("Open in Neuroglancer", [one], { statsOfOne: stats, state, viewOf })));
+  if (invalid) main.querySelector("header.top").append(h("p", { class: "warning", role: "note", text: invalid }));
+  const aside = h("aside", { class: "card", "aria-label": "Metadata" }, h("h2", { text: "Metadata" }), facts(info, volume), notes(info), attributes(info));
   const layout = h("div", { class: "columns" }, aside);
   document.querySelector(".contents").before(layout);
-  const stats = viewable ? statsOf(info.path) : Promise.resolve(null);
   const why = empty ? "This volume has no elements." : large ? "This volume is too large to preview here." : "No preview is available for this volume.";
-  if (viewable) layout.prepend(new Preview(info, volume, stats).element);
-  else layout.prepend(h("section", { class: "preview card" }, h("p", { class: "note", text: why })));
+  layout.prepend(preview ? preview.element : h("section", { class: "preview card" }, h("p", { class: "note", text: why })));
   stats.then((known) => {
     const measured = fromStats(known);
     const options = { window: measured && measured.max > measured.min ? [measured.min, measured.max] : null };
     if (openable) options.neuroglancer = sourceText(info, volume, known);
-    layout.after(snippets(info, volume, options));
+    const code = snippets(info, volume, options, viewOf());
+    layout.after(code.element);
+    state?.subscribe(later(() => code.show(viewOf())));
     main.dataset.ready = "";
   });
   return undefined;
+}
+
+/** Shows the children of a group as one image, if they are one: BigDataViewer's setups and time points, for example. */
+async function showStack(info, names) {
+  const volume = await stackOf(info, names);
+  if (!volume || volume.dimensions.includes(0) || !volume.dimensions.every(Number.isSafeInteger) || !Object.hasOwn(ITEM_BYTES, volume.dataType)) return;
+  const { names: channels, times } = volume.stack;
+  const count = (n, one, many) => (n > 1 ? `${n} ${many}` : `1 ${one}`);
+  const facts = [
+    describe.shape(volume.dimensions.slice(0, volume.stack.rank)), volume.dataType, count(channels.length, "channel", "channels"),
+    times.length > 0 && count(times.length, "time point", "time points"),
+  ];
+  main.querySelector(".subtitle").append(...facts.filter(Boolean).map((text) => h("span", { class: "fact", text })));
+  const preview = new Preview(info, volume, new ViewState(volume), Promise.resolve(null), () => null);
+  document.querySelector(".contents").before(preview.element);
 }
 
 /** Shows the page of a group, with a link that opens all volumes among its children together. */
 async function showGroup(info) {
   const top = header(info, []);
   main.prepend(top);
-  const details = [problems(info), attributes(info)].filter(Boolean);
+  const details = [notes(info), attributes(info)].filter(Boolean);
   if (details.length) document.querySelector(".contents").after(h("section", { class: "card", "aria-label": "Metadata" }, details));
   const names = directories();
+  await showStack(info, names);
   if (names.length > 0 && names.length <= CHILDREN) {
     const infos = await Promise.allSettled(names.map((name) => infoOf(join(path, name))));
     const found = infos.map((one) => one.value).filter((child) => child?.kind === "dataset" || child?.kind === "multiscale");
@@ -173,6 +206,8 @@ async function showGroup(info) {
       if (volume && isOpenable(child, volume)) volumes.push({ info: child, volume, stats: null });
     }
     if (volumes.length <= LAYERS && together(volumes)) top.querySelector(".actions").append(opener("Open all in Neuroglancer", volumes));
+    const overlay = overlayOf(volumes);
+    if (overlay) top.querySelector(".actions").append(h("a", { class: "second", href: overlay.href, text: overlay.text }));
   }
   main.dataset.ready = "";
 }

@@ -1,4 +1,5 @@
-// Fetching of planes. The server decodes them; here they become typed arrays.
+// Fetching of parts of planes. The server decodes them; here they become typed arrays. Around damaged blocks, the rest
+// of a part is fetched in pieces.
 
 import { ask, url } from "./server.js";
 
@@ -7,81 +8,205 @@ const TYPES = {
   uint64: BigUint64Array, int64: BigInt64Array, float32: Float32Array, float64: Float64Array,
 };
 
-/** Cache of fetched planes, the most recently used last. */
-const kept = new Map();
-const KEPT_BYTES = 64 << 20;
-let keptBytes = 0;
+/** Maximum number of requests for one part. */
+const MOST_PIECES = 48;
 
-/** Fetches the plane of a request made by `cut`. Resolves to the request with `data` added. */
-export async function fetchPlane(request, signal) {
-  const found = kept.get(request.key);
-  if (found) {
-    kept.delete(request.key);
-    kept.set(request.key, found);
-    return found;
-  }
-  const response = await ask(url("slice", request.path, request.query), signal);
-  const data = new TYPES[request.dataType](await response.arrayBuffer());
-  const plane = { ...request, data };
-  // Another request for the same plane may have finished first.
-  if (kept.has(request.key)) return kept.get(request.key);
-  kept.set(request.key, plane);
-  keptBytes += data.byteLength;
-  for (const [key, old] of kept) {
-    if (keptBytes <= KEPT_BYTES) break;
-    kept.delete(key);
-    keptBytes -= old.data.byteLength;
-  }
-  return plane;
+/**
+ * Describes a part of a plane: the request for it, and where its elements are. `box` has `start`, `stop` and `step` for
+ * every axis of the level, `axes` the axes to the right and down (null for none), `channel` an axis that is fetched as
+ * a whole range.
+ */
+export function partOf({ path, level, dataType, box, axes, channel = null }) {
+  const { start, stop, step } = box;
+  const shape = start.map((from, axis) => Math.max(0, Math.ceil((stop[axis] - from) / step[axis])));
+  const strides = shape.map((_, axis) => shape.slice(0, axis).reduce((a, b) => a * b, 1));
+  const along = (list, axis, otherwise) => (axis === null ? otherwise : list[axis]);
+  return {
+    key: `${path}?${start}/${stop}/${step}`,
+    path, level, dataType, axes, channel, start, stop, step, shape,
+    query: `start=${start}&stop=${stop}&step=${step}&format=raw`,
+    width: along(shape, axes[0], 1), height: along(shape, axes[1], 1),
+    strides: [along(strides, axes[0], 0), along(strides, axes[1], 0), along(strides, channel, 0)],
+    channels: channel === null ? null : [start[channel], stop[channel]],
+  };
 }
 
-export function isKept(request) {
-  return kept.has(request.key);
+/** Returns the same part restricted to the elements [left, right, top, bottom], counted in its own elements. */
+function restricted(part, [left, right, top, bottom]) {
+  const box = { start: [...part.start], stop: [...part.stop], step: part.step };
+  [[left, right], [top, bottom]].forEach(([from, to], n) => {
+    const axis = part.axes[n];
+    if (axis === null) return;
+    box.start[axis] = part.start[axis] + from * part.step[axis];
+    box.stop[axis] = Math.min(part.stop[axis], part.start[axis] + to * part.step[axis]);
+  });
+  return partOf({ ...part, box });
 }
 
-/** Returns the element at a column and row of a plane. */
-export function elementAt(plane, column, row, channel = 0) {
-  return plane.data[column * plane.strides[0] + row * plane.strides[1] + channel * plane.strides[2]];
+/** Returns the elements that lie in block `index` along axis `n` of the plane, as a range of the part's own elements. */
+function within(part, n, index) {
+  const axis = part.axes[n];
+  if (axis === null) return [0, 1];
+  const size = part.level.info.block_size[axis];
+  const place = (at) => Math.ceil((at - part.start[axis]) / part.step[axis]);
+  const count = n === 0 ? part.width : part.height;
+  return [place(index * size), place((index + 1) * size)].map((at) => Math.min(count, Math.max(0, at)));
 }
 
-/** A place in the preview that shows the latest requested plane. A request is aborted soon after a newer one. */
-export class Slot {
-  /** `show(plane)` or `fail(error, request)` is called when a request ends, `busy(flag)` when work starts or ends. */
-  constructor(show, fail, busy) {
-    Object.assign(this, { show, fail, busy, running: null, wish: null });
-  }
+/** Fetches a part with one request. Resolves to the part with `data` and the number of `missing` blocks added. */
+async function readWhole(part, signal) {
+  const response = await ask(url("slice", part.path, part.query), signal);
+  const missing = Number(response.headers.get("n5-missing-blocks") ?? 0);
+  return { ...part, data: new TYPES[part.dataType](await response.arrayBuffer()), missing, damaged: [] };
+}
 
-  want(request) {
-    if (this.running?.request.key === request.key) {
-      this.wish = null;
-      clearTimeout(this.running.timer);
-      this.running.timer = null;
-      return;
+/** Copies the elements of a piece to their place in the part. */
+function paste(part, piece, [left, , top]) {
+  const channels = part.channels ? part.channels[1] - part.channels[0] : 1;
+  const { data } = part;
+  for (let channel = 0; channel < channels; channel += 1) {
+    for (let row = 0; row < piece.height; row += 1) {
+      let from = channel * piece.strides[2] + row * piece.strides[1];
+      let to = channel * part.strides[2] + (row + top) * part.strides[1] + left * part.strides[0];
+      for (let column = 0; column < piece.width; column += 1, from += piece.strides[0], to += part.strides[0]) {
+        data[to] = piece.data[from];
+      }
     }
-    if (this.running) {
-      this.wish = request;
-      // The delay lets some requests finish during a drag, so that planes are shown on the way.
-      this.running.timer ??= setTimeout(() => this.running?.controller.abort(), 200);
-      return;
-    }
-    this.start(request);
   }
+}
 
-  async start(request) {
-    const controller = new AbortController();
-    const running = { request, controller, timer: null };
-    this.running = running;
-    this.busy(true);
-    try {
-      this.show(await fetchPlane(request, controller.signal));
-    } catch (error) {
-      if (error.name !== "AbortError") this.fail(error, request);
+/** Returns the pieces to try after a request failed, and the rectangle given up: both are [left, right, top, bottom]. */
+function split(part, [left, right, top, bottom], error) {
+  const block = error.document?.block;
+  if (error.status === 413) {
+    const [width, height] = [right - left, bottom - top];
+    if (width * height <= 1) return { rest: [], lost: [left, right, top, bottom] };
+    if (width >= height) {
+      const middle = left + Math.ceil(width / 2);
+      return { rest: [[left, middle, top, bottom], [middle, right, top, bottom]], lost: null };
     }
-    clearTimeout(running.timer);
-    this.running = null;
-    const { wish } = this;
-    this.wish = null;
-    if (wish) this.start(wish);
-    else this.busy(false);
+    const middle = top + Math.ceil(height / 2);
+    return { rest: [[left, right, top, middle], [left, right, middle, bottom]], lost: null };
   }
+  const [columns, rows] = [0, 1].map((n) => within(part, n, Array.isArray(block) ? block[part.axes[n]] : 0));
+  const [a, b] = [Math.max(left, columns[0]), Math.min(right, columns[1])];
+  const [c, d] = [Math.max(top, rows[0]), Math.min(bottom, rows[1])];
+  if (!Array.isArray(block) || a >= b || c >= d) return { rest: [], lost: [left, right, top, bottom] };
+  const around = [[left, right, top, c], [left, a, c, d], [b, right, c, d], [left, right, d, bottom]];
+  return { rest: around.filter(([from, to, above, below]) => to > from && below > above), lost: [a, b, c, d] };
+}
+
+/** Returns true if a part of the region may be readable although the request for all of it failed with this error. */
+function isDivisible(error) {
+  // Without a `piece`, the server accepts not even one element.
+  return (error.status === 413 && error.document?.piece) || (error.status === 422 && error.document?.block !== undefined);
+}
+
+/** Fetches what can be read of a part. `damaged` lists the rest: {area: [left, right, top, bottom], error}. */
+async function readPieces(part, first, signal) {
+  const count = part.shape.reduce((a, b) => a * b, 1);
+  const result = { ...part, data: new TYPES[part.dataType](count), missing: 0, damaged: [] };
+  let requests = 1;
+  let failed = [{ area: [0, part.width, 0, part.height], error: first }];
+  while (failed.length) {
+    const areas = [];
+    for (const { area, error } of failed) {
+      const { rest, lost } = split(part, area, error);
+      if (lost) result.damaged.push({ area: lost, error });
+      for (const one of rest) {
+        // What is left after too many requests is not read, because of the error that led here.
+        if (requests >= MOST_PIECES) result.damaged.push({ area: one, error, isUnread: true });
+        else areas.push({ area: one });
+        requests += 1;
+      }
+    }
+    const answers = await Promise.all(areas.map(async ({ area }) => {
+      try {
+        const piece = await readWhole(restricted(part, area), signal);
+        result.missing += piece.missing;
+        paste(result, piece, area);
+        return null;
+      } catch (error) {
+        if (!isDivisible(error)) throw error;
+        return { area, error };
+      }
+    }));
+    failed = answers.filter(Boolean);
+  }
+  if (result.damaged.length && result.damaged.every(({ error }) => error.status === 413)) throw first;
+  return result;
+}
+
+/**
+ * Returns the areas of a part whose blocks were never written. The server says how many there are. Which ones is known
+ * if exactly as many blocks have only zeros in this part; otherwise the result is empty.
+ */
+function holesOf(part) {
+  const { missing, data, strides } = part;
+  const size = part.level.info.block_size;
+  if (!missing || !size) return [];
+  const shown = part.axes.filter((axis) => axis !== null);
+  // Blocks behind each other, of other channels, cannot be told apart.
+  if (part.channels && (part.channels[1] - 1) / size[part.channel] >= Math.floor(part.channels[0] / size[part.channel]) + 1) return [];
+  if (shown.some((axis) => part.step[axis] > size[axis])) return [];
+  const blocks = part.axes.map((axis) =>
+    axis === null ? [0, 0] : [Math.floor(part.start[axis] / size[axis]), Math.floor((part.stop[axis] - 1) / size[axis])]);
+  const channels = part.channels ? part.channels[1] - part.channels[0] : 1;
+  const isZero = ([left, right, top, bottom]) => {
+    for (let channel = 0; channel < channels; channel += 1) {
+      for (let row = top; row < bottom; row += 1) {
+        for (let column = left; column < right; column += 1) {
+          // Elements of 64 bits are of another type than 0.
+          if (Number(data[channel * strides[2] + row * strides[1] + column * strides[0]]) !== 0) return false;
+        }
+      }
+    }
+    return true;
+  };
+  const isDamaged = ([left, right, top, bottom]) =>
+    part.damaged.some(({ area: [a, b, c, d] }) => a < right && b > left && c < bottom && d > top);
+  const holes = [];
+  for (let row = blocks[1][0]; row <= blocks[1][1]; row += 1) {
+    for (let column = blocks[0][0]; column <= blocks[0][1]; column += 1) {
+      const area = [...within(part, 0, column), ...within(part, 1, row)];
+      if (area[1] > area[0] && area[3] > area[2] && !isDamaged(area) && isZero(area)) holes.push(area);
+      if (holes.length > missing) return [];
+    }
+  }
+  return holes.length === missing ? holes : [];
+}
+
+/**
+ * Fetches a part made by `partOf`. Resolves to the part with its elements in `data`, with `damaged` areas and with
+ * `holes`, areas that were never written.
+ */
+export async function readPart(part, signal) {
+  let read;
+  try {
+    read = await readWhole(part, signal);
+  } catch (error) {
+    if (!isDivisible(error)) throw error;
+    read = await readPieces(part, error, signal);
+  }
+  return { ...read, holes: holesOf(read) };
+}
+
+/** Returns the element at a column and row of a part. */
+export function elementAt(part, column, row, channel = 0) {
+  return part.data[column * part.strides[0] + row * part.strides[1] + channel * part.strides[2]];
+}
+
+/**
+ * Returns the planes of a slab: a part that has several elements along axis `normal`, all in the same layer of blocks.
+ */
+export function planesIn(slab, normal) {
+  const each = slab.shape.slice(0, normal).reduce((a, b) => a * b, 1);
+  return Array.from({ length: slab.shape[normal] }, (_, n) => {
+    const at = slab.start[normal] + n * slab.step[normal];
+    const box = { start: [...slab.start], stop: [...slab.stop], step: slab.step };
+    [box.start[normal], box.stop[normal]] = [at, at + 1];
+    // The elements stay where they are in the slab; only the first one differs.
+    const plane = { ...slab, ...partOf({ ...slab, box }), data: slab.data.subarray(n * each), strides: slab.strides, missing: slab.missing, damaged: [] };
+    return { ...plane, holes: holesOf(plane) };
+  });
 }

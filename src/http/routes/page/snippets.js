@@ -4,7 +4,7 @@ import { copyButton, h } from "./dom.js";
 import { directory, encodePath, rebase, token, url } from "./server.js";
 
 /** Maximum side length, in elements, of the plane that the examples read. */
-const SIDE = 512;
+const SIDE = 2048;
 
 /** Characters that some programs treat as a line break, and invisible characters. */
 const UNSEEN = /[\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
@@ -24,12 +24,21 @@ function commented(axes) {
   return axes.map((name, axis) => (/^[\p{L}\p{M}\p{N}_^' -]+$/u.test(name) ? name : `d${axis + 1}`));
 }
 
-/** Returns the index of the middle plane, such as `0:512` or `20` per axis, and the names of the plane's axes. */
-function middle(volume) {
-  const spatial = [...volume.axes.keys()].slice(0, 2);
-  const items = volume.dimensions.map((n, axis) => (spatial.includes(axis) ? [0, Math.min(n, SIDE)] : Math.floor((n - 1) / 2)));
+/**
+ * Returns the index of the visible part of a plane, such as `[0, 512]` or `20` per axis, and the names of the plane's
+ * axes. Of a large part the middle is read. Without a view it is the middle plane.
+ */
+function selection(volume, view) {
+  const axes = view?.axes ?? [...volume.axes.keys()].slice(0, 2);
+  const items = volume.dimensions.map((n, axis) => {
+    const [from, to] = view?.items[axis] ?? (axes.includes(axis) ? [0, n] : [Math.floor((n - 1) / 2), null]);
+    if (to === null) return from;
+    const start = Math.max(from, Math.floor((from + to - SIDE) / 2));
+    return [start, Math.min(to, start + SIDE)];
+  });
   const names = commented(volume.axes);
-  return { items, names: spatial.map((axis) => names[axis]) };
+  // The axes of the result are in the order of the dataset.
+  return { items, names: [...axes].sort((a, b) => a - b).map((axis) => names[axis]) };
 }
 
 const asPython = (items) => items.map((item) => (Array.isArray(item) ? `${item[0]}:${item[1]}` : item)).join(", ");
@@ -139,25 +148,24 @@ function tabs(label, pages) {
   return [h("div", { role: "tablist", "aria-label": label }, buttons), ...panels];
 }
 
-/** Builds the section. `window` has the values shown as black and as white, for types that have no obvious ones. */
-export function snippets(info, volume, { window, neuroglancer }) {
+/**
+ * Builds the section: its `element`, and `show(view)`, which lets the examples read another part (see `region` of the
+ * preview). `window` has the values shown as black and as white, for types that have no obvious ones.
+ */
+export function snippets(info, volume, { window, neuroglancer }, view) {
   const { finest } = volume;
-  const read = middle(volume);
-  const code = [
+  const examples = (read) => [
     ["TensorStore", "python", tensorstore(finest, volume, read)],
     ["Zarr", "python", zarr(finest, commented(volume.axes))],
     ["NumPy", "python", numpy(finest, volume, read)],
     ["curl", "sh", curl(finest, volume, read, window)],
     ["Fiji", "ijm", fiji(info)],
-  ];
-  const pages = code.filter(([, , text]) => text).map(([name, language, text]) => [
+  ].filter(([, , text]) => text);
+  const blocks = new Map(examples(selection(volume, view)).map(([name, language, text]) =>
+    [name, h("code", { "data-tool": name, "data-language": language, text })]));
+  const pages = [...blocks].map(([name, code]) => [
     name,
-    h(
-      "div",
-      { class: "code" },
-      h("pre", {}, h("code", { "data-tool": name, "data-language": language, text })),
-      copyButton(`Copy the code for ${name}`, () => text),
-    ),
+    h("div", { class: "code" }, h("pre", {}, code), copyButton(`Copy the code for ${name}`, () => code.textContent)),
   ]);
   pages.push([
     "URLs",
@@ -169,6 +177,15 @@ export function snippets(info, volume, { window, neuroglancer }) {
       ),
     ),
   ]);
-  return h("section", { class: "snippets card", "aria-label": "Open in other programs" }, h("h2", { text: "Open in other programs" }), tabs("Programs", pages));
+  const element = h(
+    "section", { class: "snippets card", "aria-label": "Open in other programs" },
+    h("h2", { text: "Open in other programs" }), tabs("Programs", pages),
+  );
+  const show = (seen) => {
+    for (const [name, , text] of examples(selection(volume, seen))) {
+      const code = blocks.get(name);
+      if (code && code.textContent !== text) code.textContent = text;
+    }
+  };
+  return { element, show };
 }
-

@@ -1,9 +1,7 @@
 // The volume that a dataset or pyramid shows: axes, levels, and the part of a level that a plane needs.
 
-import { encodePath, infoOf, join } from "./server.js";
-
-/** Maximum number of elements in one request. */
-const PLANE_ELEMENTS = 1 << 20;
+import { partOf } from "./planes.js";
+import { infoOf, join } from "./server.js";
 
 // Neuroglancer's names for unnamed axes.
 const AXES = ["x", "y", "z", "t", "c"];
@@ -38,13 +36,18 @@ export async function volumeOf(info) {
     const name = info.axes?.[axis] || finest.axes?.[axis] || unnamed(axis);
     return ILLEGIBLE.test(name) ? `d${axis + 1}` : name;
   });
+  const given = info.resolution ?? finest.resolution;
   return {
     path: info.path,
     finest,
     rank,
     axes,
     dataType: finest.data_type,
+    itemBytes: ITEM_BYTES[finest.data_type] ?? 1,
     dimensions: finest.dimensions,
+    // Null where the size is not given, or is none.
+    voxelSize: Array.from({ length: rank }, (_, axis) => (isSize(given?.[axis]) ? given[axis] : null)),
+    // Neuroglancer and OME-NGFF count elements where the size is not given.
     resolution: info.resolution ?? finest.resolution ?? Array(rank).fill(1),
     units: (info.units ?? finest.units ?? Array(rank).fill("")).map((unit) => unit ?? ""),
     levels: levels.map((level) => ({
@@ -55,6 +58,11 @@ export async function volumeOf(info) {
     })),
     channel: (info.axes ?? finest.axes ?? []).findIndex((name) => CHANNEL.test(name ?? "")),
   };
+}
+
+/** Returns true if a number can be the size of a voxel. */
+export function isSize(size) {
+  return Number.isFinite(size) && size > 0;
 }
 
 /** Returns true if the volume is a colour image: three channels of 8 bits. */
@@ -87,70 +95,51 @@ export function planesOf(volume) {
   return [[x, y], [z, y], [x, z]];
 }
 
-/** Returns the length of each axis on the screen in arbitrary units, proportional to physical size if units agree. */
+/** Returns the axes that planes show. */
+export function shownAxes(volume) {
+  return [...new Set(planesOf(volume).flat())].filter((axis) => axis !== null);
+}
+
+/**
+ * Returns the length of an element along each axis on the screen: its physical size if all shown axes have one, in the
+ * same unit, otherwise 1.
+ */
+export function spacing(volume) {
+  const shown = shownAxes(volume);
+  const same = new Set(shown.map((axis) => volume.units[axis])).size <= 1;
+  const usable = same && shown.every((axis) => volume.voxelSize[axis] !== null);
+  return volume.dimensions.map((_, axis) => (usable && shown.includes(axis) ? volume.voxelSize[axis] : 1));
+}
+
+/** Returns the length of each axis in a thumbnail. Very short ones are stretched. */
 export function extents(volume) {
-  const shown = [...new Set(planesOf(volume).flat())].filter((axis) => axis !== null);
-  const same = new Set(shown.map((axis) => volume.units[axis])).size === 1;
-  const lengths = volume.dimensions.map((n, axis) => Math.max(n, 1) * (same ? volume.resolution[axis] || 1 : 1));
-  const longest = Math.max(...shown.map((axis) => lengths[axis]));
+  const lengths = spacing(volume).map((size, axis) => size * Math.max(volume.dimensions[axis], 1));
+  const longest = Math.max(...shownAxes(volume).map((axis) => lengths[axis]));
   return lengths.map((length) => Math.max(length, longest / 10));
 }
 
 /** Returns the index along `axis` of a level that contains the voxel `position` of the finest level. */
-function indexAt(level, axis, position) {
+export function indexAt(level, axis, position) {
   return Math.min(level.dimensions[axis] - 1, Math.max(0, Math.floor(position[axis] / level.factors[axis])));
 }
 
-/** Returns the displayed part [start, length] of an axis of `n` voxels around `at`, in steps of half its length. */
-function part(n, at, zoom) {
-  const length = Math.max(Math.min(n, 4), Math.ceil(n / zoom));
-  const half = length / 2;
-  const from = Math.round(Math.round(at / half) * half - half);
-  return [Math.min(Math.max(from, 0), n - length), length];
-}
-
 /**
- * Returns the request for a plane through `position` (voxels of the finest level) that is `pixels` [width, height] on
- * the screen. It uses the coarsest level that still has about that many voxels, with a step if the level has many more.
- * `coarser` selects a level that many places coarser. `zoom` shows the fraction 1/`zoom` of each axis, around `centre`.
- * The `box` of the result is the displayed range along the two axes, in voxels of the finest level.
+ * Returns the part (see `partOf`) that shows a whole plane through `position` (elements of the finest level) with about
+ * `pixels` [width, height]. It uses the coarsest level that still has that many elements, with a step if the level has
+ * many more.
  */
-export function cut(volume, [right, down], position, pixels, colour, { coarser = 0, zoom = 1, centre = position } = {}) {
-  const shown = [[right, pixels[0]], [down, pixels[1]]].filter(([axis]) => axis !== null);
-  const parts = new Map(shown.map(([axis]) => [axis, part(volume.dimensions[axis], centre[axis], zoom)]));
-  const enough = volume.levels.findLastIndex((level) =>
-    shown.every(([axis, wanted]) => Math.min(parts.get(axis)[1] / level.factors[axis], level.dimensions[axis]) >= wanted * 0.9),
-  );
-  const at = Math.min(Math.max(enough, 0) + coarser, volume.levels.length - 1);
-  const level = volume.levels[at];
+export function wholePlane(volume, axes, position, pixels, colour) {
+  const shown = axes.map((axis, n) => [axis, pixels[n]]).filter(([axis]) => axis !== null);
+  const isFine = (level) => shown.every(([axis, wanted]) => level.factors[axis] <= 1.01 || level.dimensions[axis] >= wanted * 0.9);
+  const level = volume.levels[Math.max(0, volume.levels.findLastIndex(isFine))];
   const start = volume.axes.map((_, axis) => indexAt(level, axis, position));
   const stop = start.map((n) => n + 1);
   const step = start.map(() => 1);
   for (const [axis, wanted] of shown) {
-    const [from, length] = parts.get(axis);
-    start[axis] = Math.min(Math.floor(from / level.factors[axis]), level.dimensions[axis] - 1);
-    stop[axis] = Math.min(Math.max(Math.ceil((from + length) / level.factors[axis]), start[axis] + 1), level.dimensions[axis]);
-    step[axis] = Math.max(1, Math.floor((stop[axis] - start[axis]) / Math.max(wanted, 64)));
+    [start[axis], stop[axis]] = [0, level.dimensions[axis]];
+    step[axis] = Math.max(1, Math.floor(level.dimensions[axis] / Math.max(wanted, 64)));
   }
   if (colour) [start[volume.channel], stop[volume.channel]] = [0, 3];
-  const count = () => start.map((from, axis) => Math.ceil((stop[axis] - from) / step[axis]));
-  while (count().reduce((a, b) => a * b, 1) > PLANE_ELEMENTS) {
-    const axis = down === null || count()[right] > count()[down] ? right : down;
-    step[axis] += 1;
-  }
-  const shape = count();
-  const strides = shape.map((_, axis) => shape.slice(0, axis).reduce((a, b) => a * b, 1));
-  const query = `start=${start}&stop=${stop}&step=${step}&format=raw`;
-  const box = [right, down].map((axis) => {
-    if (axis === null) return [0, 1];
-    const from = start[axis] * level.factors[axis];
-    return [from, from + shape[axis] * step[axis] * level.factors[axis]];
-  });
-  return {
-    key: `${encodePath(level.path)}?${query}`,
-    path: level.path, query, start, stop, step, box, zoom, level: at, last: at === volume.levels.length - 1,
-    dataType: volume.dataType,
-    width: shape[right], height: down === null ? 1 : shape[down],
-    strides: [strides[right], down === null ? 0 : strides[down], colour ? strides[volume.channel] : 0],
-  };
+  const box = { start, stop, step };
+  return partOf({ path: level.path, level, dataType: volume.dataType, box, axes, channel: colour ? volume.channel : null });
 }

@@ -1,0 +1,148 @@
+// The tiles of all planes: fetched in order of importance, and kept while there is room.
+
+import { planesIn, readPart } from "./planes.js";
+
+const KEPT_BYTES = 96 << 20;
+/** Number of tiles fetched at once. Browsers open six connections to a host; some are left for the rest of the page. */
+const PARALLEL = 4;
+/** Time that a tile which is no longer wanted may still take, so that some tiles arrive during a drag. */
+const GRACE = 200;
+const RETRIES = 3;
+
+/** Statuses after which the same request may succeed. */
+const PASSING = new Set([0, 429, 500, 502, 503, 504]);
+
+/**
+ * The store. A tile is described by {key, parts, box, step, number, group}: `parts` are made by `partOf`, or null for
+ * none. A part with `isOptional` may fail. `group` says how urgent the tile is; tiles of a group are fetched once those
+ * of earlier groups have arrived. A slab also has the axis `normal`; its planes are kept as tiles with the keys `keys`.
+ */
+export class TileStore {
+  /** `arrived(tile)` is called with each tile that was read or has failed; a failed one has an `error`. */
+  constructor(arrived) {
+    Object.assign(this, { arrived, kept: new Map(), bytes: 0, running: new Map(), wish: [], failed: new Map(), tries: new Map() });
+    /** Pictures of the kept tiles by the keys of their parts. */
+    this.pictures = new Map();
+    /** Keys of slabs that are not requested again. */
+    this.refused = new Set();
+  }
+
+  /** Returns the tile with this key if it was fetched: {pictures} or {error}. */
+  find(key) {
+    const tile = this.kept.get(key);
+    if (tile) {
+      this.kept.delete(key);
+      this.kept.set(key, tile);
+      return tile;
+    }
+    return this.failed.get(key);
+  }
+
+  has(spec) {
+    if (!spec.keys) return Boolean(this.find(spec.key));
+    return this.refused.has(spec.key) || spec.keys.every((key) => this.find(key));
+  }
+
+  /** Replaces the list of wanted tiles. */
+  want(specs) {
+    this.wish = specs.filter((spec) => !spec.pictures && !this.has(spec));
+    const wanted = new Set(this.wish.map(({ key }) => key));
+    for (const [key, running] of this.running) {
+      if (wanted.has(key)) {
+        clearTimeout(running.timer);
+        running.timer = null;
+      } else running.timer ??= setTimeout(() => running.controller.abort(), GRACE);
+    }
+    this.start();
+  }
+
+  start() {
+    const waiting = this.wish.filter(({ key }) => !this.running.has(key));
+    const urgent = Math.min(...this.wish.map(({ group }) => group));
+    for (const spec of waiting) {
+      if (this.running.size >= PARALLEL) return;
+      if (spec.group === urgent) this.fetch(spec);
+    }
+  }
+
+  async fetch(spec) {
+    const running = { controller: new AbortController(), timer: null };
+    this.running.set(spec.key, running);
+    let wait = 0;
+    try {
+      const { signal } = running.controller;
+      const pictures = await Promise.all(spec.parts.map((part) => part && this.read(part, signal)));
+      this.keep(spec, pictures);
+    } catch (error) {
+      if (error.name !== "AbortError") wait = this.fail(spec, error);
+    }
+    clearTimeout(running.timer);
+    const end = () => {
+      this.running.delete(spec.key);
+      this.wish = this.wish.filter((one) => !this.has(one));
+      this.start();
+    };
+    if (wait) setTimeout(end, wait);
+    else end();
+  }
+
+  /** Fetches a part, unless a tile has it already: with other channels, for example. */
+  read(part, signal) {
+    const found = this.pictures.get(part.key);
+    if (found) return part.of ? { ...found, of: part.of, index: part.index } : found;
+    return readPart(part, signal).catch((error) => {
+      if (!part.isOptional || error.name === "AbortError") throw error;
+      return null;
+    });
+  }
+
+  keep(spec, pictures) {
+    const bytes = pictures.reduce((sum, picture) => sum + (picture?.data.byteLength ?? 0), 0);
+    if (spec.keys) {
+      // Which plane of a slab a damaged block belongs to is found out when that plane is shown.
+      this.refused.add(spec.key);
+      if (pictures.some((picture) => !picture || picture.damaged.length)) return;
+      const planes = pictures.map((picture) => planesIn(picture, spec.normal));
+      this.refused.delete(spec.key);
+      spec.keys.forEach((key, n) => this.add(key, { ...spec, key, keys: null, pictures: planes.map((all) => all[n]) }, bytes / spec.keys.length));
+    } else {
+      const tile = { ...spec, pictures };
+      this.add(spec.key, tile, bytes);
+      this.arrived(tile);
+    }
+  }
+
+  add(key, tile, bytes) {
+    if (this.kept.has(key)) return;
+    this.kept.set(key, Object.assign(tile, { bytes }));
+    this.bytes += bytes;
+    for (const picture of tile.pictures) if (picture) this.pictures.set(picture.key, picture);
+    for (const [old, { bytes: freed, pictures }] of this.kept) {
+      if (this.bytes <= KEPT_BYTES || old === key) break;
+      this.kept.delete(old);
+      for (const picture of pictures) if (picture) this.pictures.delete(picture.key);
+      this.bytes -= freed;
+    }
+  }
+
+  /** Records a failure. Returns how long to wait before the tile is requested again; 0 if it is given up. */
+  fail(spec, error) {
+    if (spec.keys) {
+      this.refused.add(spec.key);
+      return 0;
+    }
+    const tries = (this.tries.get(spec.key) ?? 0) + 1;
+    this.tries.set(spec.key, tries);
+    if (PASSING.has(error.status ?? 0) && tries <= RETRIES) return (error.retryAfter || tries) * 1000;
+    const tile = { ...spec, pictures: null, error };
+    this.failed.set(spec.key, tile);
+    this.arrived(tile);
+    return 0;
+  }
+
+  /** Forgets failures that may pass, so that these tiles are requested again when they are wanted. */
+  forgive() {
+    this.tries.clear();
+    for (const [key, { error }] of this.failed) if (PASSING.has(error.status ?? 0)) this.failed.delete(key);
+  }
+}
