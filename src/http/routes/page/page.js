@@ -179,10 +179,9 @@ async function showStack(info, names) {
   const volume = await stackOf(info, names);
   if (!volume || volume.dimensions.includes(0) || !volume.dimensions.every(Number.isSafeInteger) || !Object.hasOwn(ITEM_BYTES, volume.dataType)) return;
   const { names: channels, times } = volume.stack;
-  const count = (n, one, many) => (n > 1 ? `${n} ${many}` : `1 ${one}`);
   const facts = [
-    describe.shape(volume.dimensions.slice(0, volume.stack.rank)), volume.dataType, count(channels.length, "channel", "channels"),
-    times.length > 0 && count(times.length, "time point", "time points"),
+    describe.shape(volume.dimensions.slice(0, volume.stack.rank)), volume.dataType, channels.length > 1 && `${channels.length} channels`,
+    times.length > 1 && `${times.length} time points`,
   ];
   main.querySelector(".subtitle").append(...facts.filter(Boolean).map((text) => h("span", { class: "fact", text })));
   const preview = new Preview(info, volume, new ViewState(volume), Promise.resolve(null), () => null);
