@@ -1,5 +1,6 @@
 """Helpers that visit the page in Chromium and compute its expected pictures."""
 
+import base64
 import json
 import os
 import shutil
@@ -15,12 +16,23 @@ CHROMIUM = next(
      if name and (found := shutil.which(name))),
     None,
 )  # fmt: skip
+#: Directory with the page's files, to test changes without a build: N5_TEST_PAGE_FILES, else None for those of the server.
+PAGE_FILES = os.environ.get("N5_TEST_PAGE_FILES")
 #: Selector that matches once the page has drawn everything except planes.
 READY = "main[data-ready]"
 #: Function that returns true if every plane shows a picture or a message, and none is still loading.
-DRAWN = """() => [...document.querySelectorAll(".preview .plane")].every((plane) =>
+DRAWN = """() => [...document.querySelectorAll(".preview .plane:not([hidden])")].every((plane) =>
   !plane.classList.contains("busy")
+    && plane.querySelector("canvas").dataset.drawn !== undefined
     && (plane.querySelector("canvas").dataset.path !== undefined || !plane.querySelector(".message").hidden))"""
+
+# Function that returns a canvas as [width, height, pixels in base64].
+PIXELS = """(canvas) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let text = "";
+  for (let at = 0; at < data.length; at += 8192) text += String.fromCharCode(...data.subarray(at, at + 8192));
+  return [canvas.width, canvas.height, btoa(text)];
+}"""
 
 # Function that returns the contrast of all visible text with its background, lowest first (WCAG 2, relative luminance).
 CONTRAST = """() => {
@@ -68,6 +80,28 @@ def state_of(href):
     return json.loads(urllib.parse.unquote(href.split("#!")[1]))
 
 
+def array_of(pixels):
+    """Return the result of PIXELS as an array [row, column, channel]."""
+    width, height, text = pixels
+    return np.frombuffer(base64.b64decode(text), np.uint8).reshape(height, width, 4)
+
+
+def joined(tiles):
+    """Return what several tiles show together, and their pixels in one array."""
+    left, top = (min(shown["place"][n] for shown, _ in tiles) for n in (0, 1))
+    places = [(int(shown["place"][1] - top), int(shown["place"][0] - left)) for shown, _ in tiles]
+    height = max(row + pixels.shape[0] for (row, _), (_, pixels) in zip(places, tiles))
+    width = max(column + pixels.shape[1] for (_, column), (_, pixels) in zip(places, tiles))
+    whole = np.zeros((height, width, 4), np.uint8)
+    for (row, column), (_, pixels) in zip(places, tiles):
+        whole[row : row + pixels.shape[0], column : column + pixels.shape[1]] = pixels
+    shown = dict(tiles[0][0])
+    for key, extreme in (("start", min), ("stop", max)):
+        lists = [list(map(int, one[key].split(","))) for one, _ in tiles]
+        shown[key] = ",".join(str(extreme(numbers)) for numbers in zip(*lists))
+    return shown, whole
+
+
 class Visit:
     """A page that records its faults and its requests."""
 
@@ -76,6 +110,8 @@ class Visit:
         self.server = server
         self.context = browser.new_context(**context)
         self.page = self.context.new_page()
+        if PAGE_FILES:
+            self.page.route("**/viewer/page/*", lambda route: route.fulfill(path=os.path.join(PAGE_FILES, route.request.url.split("/")[-1])))
         self.faults, self.requests = [], []
         # A server without /stats answers 404, which browsers log as an error.
         self.without_stats = server.get(f"{server.base_path}/stats/volume/em").status == 404
@@ -111,14 +147,40 @@ class Visit:
         if kind is None:
             assert not self.faults, "\n".join(self.faults)
 
-    def canvases(self):
-        """Return the request and the pixels, [row, column, channel], of every plane."""
+    def tiles(self):
+        """Return for every plane on screen a list of its tiles: what each shows and its pixels, [row, column, channel]."""
         found = self.page.eval_on_selector_all(
-            ".preview .plane canvas",
-            """all => all.map((canvas) => [{...canvas.dataset}, canvas.width, canvas.height,
-               [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]])""",
+            ".preview .plane:not([hidden]) canvas",
+            f"all => all.map((plane) => plane.tiles().map(({{canvas, ...shown}}) => [shown, ({PIXELS})(canvas)]))",
         )
-        return [(data, np.array(pixels, np.uint8).reshape(height, width, 4)) for data, width, height, pixels in found]
+        return [[(shown, array_of(pixels)) for shown, pixels in tiles] for tiles in found]
+
+    def canvases(self):
+        """Return for every plane what it shows and the pixels of its elements, its tiles joined."""
+        return [joined(tiles) for tiles in self.tiles()]
+
+    def screen(self, plane=0):
+        """Return the picture on screen of a plane, [row, column, channel], in device pixels."""
+        return array_of(self.page.eval_on_selector(f".plane-{plane} canvas", PIXELS))
+
+    def view(self, plane=0):
+        """Return the elements at the top left corner of a plane, and the CSS pixels per element, for both axes."""
+        numbers = list(map(float, self.page.get_attribute(f".plane-{plane} canvas", "data-view").split(",")))
+        return numbers[:2], numbers[2:]
+
+    def point(self, *elements, plane=0):
+        """Return the place on the page of the middle of an element of a plane, scrolled into sight."""
+        canvas = self.page.locator(f".plane-{plane} canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        origin, scale = self.view(plane)
+        x, y = ((at + 0.5 - first) * each for at, first, each in zip(elements, origin, scale))
+        return box["x"] + x, box["y"] + y
+
+    def fragment(self):
+        """Return the sections of the address's fragment, once the page has written the last change."""
+        self.page.wait_for_timeout(400)
+        return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.page.url).fragment))
 
     def has_viewer(self):
         """Return True if the server has its own Neuroglancer."""

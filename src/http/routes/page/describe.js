@@ -49,11 +49,13 @@ export function voxelSize(volume) {
   if (sizes.every((size) => size === null)) return "unknown";
   const units = axes.map((axis) => unit(volume.units[axis]));
   const used = [...new Set(units.filter(Boolean))];
-  const texts = sizes.map((size) => (size === null ? "?" : number(size)));
+  const texts = sizes.map(known);
   if (used.length === 0) return `${texts.join(" × ")}, unit unknown`;
   if (used.length === 1) return `${texts.filter((_, n) => units[n]).join(" × ")} ${used[0]}`;
   return texts.map((text, n) => `${text}${units[n] ? ` ${units[n]}` : ""}`).join(" × ");
 }
+
+const known = (size) => (size > 0 ? number(size) : "?");
 
 /** Formats a voxel size: `8 × 8 × 32 nm`, or with one unit per axis if the units differ. */
 export function voxel(resolution, units) {
@@ -63,9 +65,9 @@ export function voxel(resolution, units) {
   if (used.length === 0) return null;
   if (used.length === 1) {
     const sizes = resolution.filter((_, axis) => names[axis]);
-    return `${sizes.map(number).join(" × ")} ${used[0]}`;
+    return `${sizes.map(known).join(" × ")} ${used[0]}`;
   }
-  return resolution.map((size, axis) => `${number(size)}${names[axis] ? ` ${names[axis]}` : ""}`).join(" × ");
+  return resolution.map((size, axis) => `${known(size)}${names[axis] ? ` ${names[axis]}` : ""}`).join(" × ");
 }
 
 export function compression(info) {

@@ -4,18 +4,16 @@ import { h } from "./dom.js";
 import { isSize } from "./volume.js";
 
 /** Statements about the voxel size. The page says these once, at the top. */
-const ABOUT_SIZE = /^(?:as\/: )?(?:values of )?(?:resolution|pixelResolution|transform) .*(?:is not|become 1|is left out)/;
+const ABOUT_SIZE = /^(?:level \S+: )?(?:resolution|pixelResolution|transform|scale) .*(?:is wrong|is not )/;
+const CHANGED_SIZE = /^as\/: (?:values of )?resolution .*(?:become 1|is left out)/;
 
 /** Returns a sentence about a voxel size that cannot be one; null if all is well. */
 export function invalidSize(info, volume) {
-  const given = info.resolution ?? volume?.finest.resolution ?? info.multiscale?.levels[0]?.resolution;
-  if (given?.some((size) => !isSize(size))) {
-    const names = (volume?.axes ?? given.map((_, axis) => axis + 1)).join(", ");
-    return `The voxel size in the metadata is invalid: it is ${given.join(", ")} along ${names}, and each number must be positive. `
-      + "The page shows what is not as unknown.";
-  }
-  const said = info.problems.find((text) => /^(resolution|pixelResolution|transform) .*is not/.test(text));
-  return said ? `The voxel size in the metadata is invalid: ${said}. The page shows it as unknown.` : null;
+  const given = info.resolution ?? volume?.finest.resolution;
+  const wrong = (given ?? []).flatMap((size, axis) => (size === null || isSize(size) ? [] : [volume?.axes[axis] ?? axis + 1]));
+  const said = info.problems.find((text) => ABOUT_SIZE.test(text))
+    ?? (wrong.length ? `resolution [${given}] is not positive along ${wrong.join(" and ")}` : null);
+  return said && `The voxel size in the metadata is invalid: ${said.replace(/\.$/, "")}. The page shows it as unknown.`;
 }
 
 /** Returns the notes as pairs of a heading and sentences. Each program that refuses the data has a heading. */
@@ -23,7 +21,7 @@ export function grouped(problems) {
   const groups = new Map();
   const add = (heading, text) => groups.set(heading, [...(groups.get(heading) ?? []), text]);
   for (const problem of problems) {
-    if (ABOUT_SIZE.test(problem)) continue;
+    if (ABOUT_SIZE.test(problem) || CHANGED_SIZE.test(problem)) continue;
     const [, level = "", program, whole = "", reason] = /^(level [^:]+: )?(.{1,40}?) cannot read it( as one image)?: (.*)$/s.exec(problem) ?? [];
     const [, change] = /^as\/: (.*)$/s.exec(problem) ?? [];
     if (program) add(program, `${level}cannot read it${whole}: ${reason}`);

@@ -153,8 +153,8 @@ async function showVolume(info) {
   const firstPicture = new Promise((resolve) => (begin = resolve));
   setTimeout(begin, 4000);
   const stats = viewable ? firstPicture.then(() => statsOf(info.path)) : openable ? statsOf(info.path) : Promise.resolve(null);
-  const preview = viewable && new Preview(info, volume, state, stats, begin);
-  const viewOf = () => preview && preview.viewForOthers();
+  const preview = !viewable ? null : new Preview(info, volume, state, stats, begin);
+  const viewOf = () => (preview ? preview.viewForOthers() : null);
   main.prepend(header(info, subtitle, openable && opener("Open in Neuroglancer", [one], { statsOfOne: stats, state, viewOf })));
   if (invalid) main.querySelector("header.top").append(h("p", { class: "warning", role: "note", text: invalid }));
   const aside = h("aside", { class: "card", "aria-label": "Metadata" }, h("h2", { text: "Metadata" }), facts(info, volume), notes(info), attributes(info));

@@ -77,7 +77,7 @@ export class PlaneView {
     this.note = h("div", { class: "passing", "aria-hidden": "true" });
     this.element = h(
       "div", { class: `plane plane-${number}` },
-      this.canvas, this.lines, h("span", { class: "caption", text: names.join("") }), this.bar, this.note, this.message,
+      this.canvas, this.lines, names.length > 1 && h("span", { class: "caption", text: names.join("") }), this.bar, this.note, this.message,
     );
     this.context = this.canvas.getContext("2d");
     this.patterns = {
@@ -97,7 +97,7 @@ export class PlaneView {
     this.canvas.addEventListener("focus", () => (preview.active = this));
     // Tests read the tiles that are on screen.
     this.canvas.tiles = () => this.fine.filter(({ pictures }) => pictures?.some(Boolean)).map((tile) => ({
-      ...this.marksOf([tile]), canvas: pictureOf(tile, preview.display),
+      ...this.marksOf([tile]), place: tile.start.map((at, n) => at / tile.step[n]), canvas: pictureOf(tile, preview.display),
     }));
   }
 
@@ -124,6 +124,7 @@ export class PlaneView {
     if (this.fine.length && this.fine.every((tile) => tile.pictures) && this.isComplete) this.old = this.fine;
     Object.assign(this, { view, fine, coarse, isComplete });
     this.element.classList.toggle("busy", !isComplete);
+    delete this.canvas.dataset.drawn;
     this.draw();
   }
 
@@ -220,6 +221,7 @@ export class PlaneView {
     const tiles = this.fine.filter(({ pictures }) => pictures?.some(Boolean));
     dataset.view = [...this.view.origin, ...this.view.scale].map((n) => Number(n.toPrecision(9)));
     if (tiles.length && this.isComplete) Object.assign(dataset, this.marksOf(tiles));
+    dataset.drawn = "";
   }
 
   showCross() {

@@ -444,8 +444,9 @@ export class Preview {
       plane.show(view, found, coarse.map((spec) => tiles.find(spec.key) ?? spec), isComplete);
       this.showMessage(plane, found, isTooLarge && cost(view, chosen));
       wanted.push(...coarse, ...specs);
-      if (isFirst) wanted.push(...this.slabsOf(plane, isTooLarge ? [] : tilesOf(view, chosen), 2));
-      if (isFirst && this.hasPanned && !isTooLarge) wanted.push(...tilesOf(view, chosen, 160).map((tile) => this.specOf(plane, tile, 5)));
+      if (!isFirst || !isComplete || isTooLarge) continue;
+      wanted.push(...this.slabsOf(plane, tilesOf(view, chosen), 2));
+      if (this.hasPanned) wanted.push(...tilesOf(view, chosen, 160).map((tile) => this.specOf(plane, tile, 5)));
     }
     for (const load of [...this.loads]) {
       const specs = shown.flatMap((plane) => {
@@ -458,6 +459,7 @@ export class Preview {
       } else wanted.push(...specs);
     }
     tiles.want(wanted.sort((a, b) => a.group - b.group));
+    this.measure(shown);
     this.showDamage(shown);
     this.tell();
   }
@@ -475,16 +477,19 @@ export class Preview {
 
   arrived(tile) {
     const { plane } = tile;
-    if (this.loads.size && !plane.fine.some(({ key }) => key === tile.key)) this.schedule();
-    else if (tile.pictures && !plane.fine.some(({ key }) => key === tile.key) && !plane.coarse.some(({ key }) => key === tile.key)) {
-      plane.pass(tile);
-      return;
-    } else if (tile.pictures) {
-      const before = this.display.version;
-      this.display.measure(this.planes.flatMap(({ fine }) => fine).filter((one) => one.pictures).concat(tile).map(({ pictures }) => pictures));
-      if (this.display.version !== before) for (const other of this.planes) other.draw();
-    }
+    const isWanted = plane.fine.some(({ key }) => key === tile.key) || plane.coarse.some(({ key }) => key === tile.key);
+    if (tile.pictures && !isWanted && !this.loads.size) plane.pass(tile);
     this.schedule();
+  }
+
+  /** Shows the display what is on screen: as soon as there is something, and when all of it is there. */
+  measure(planes) {
+    const tiles = planes.flatMap(({ fine }) => fine).filter(({ pictures }) => pictures);
+    const isAll = planes.every(({ isComplete }) => isComplete);
+    const seen = tiles.map(({ key }) => key).join();
+    if (tiles.length === 0 || this.seen === seen || (this.seen && !isAll)) return;
+    this.seen = seen;
+    this.display.measure(tiles.map(({ pictures }) => pictures));
   }
 
   /** Fetches the planes of another position. Resolves when they have arrived. */
@@ -499,10 +504,10 @@ export class Preview {
 
   /** Updates once for all tiles that arrive together. */
   schedule() {
-    this.pending ??= Promise.resolve().then(() => {
+    this.pending ??= setTimeout(() => {
       this.pending = null;
       this.update();
-    });
+    }, 0);
   }
 
   // ---------------------------------------------------------------- texts
@@ -570,6 +575,7 @@ export class Preview {
     }
     const sample = plane.sampleAt(plane.axes.map((axis) => (axis === null ? 0 : position[axis])));
     const places = volume.axes.map((name, axis) => {
+      if (axis === volume.channel && this.display.mixes) return "";
       const physical = this.physical(axis, position);
       return h("span", {}, h("b", { text: name }), ` ${position[axis]}`, physical && h("span", { class: "faint", text: ` (${physical})` }));
     });

@@ -80,7 +80,8 @@ export class TileStore {
     const end = () => {
       this.running.delete(spec.key);
       this.wish = this.wish.filter((one) => !this.has(one));
-      this.start();
+      // After `arrived`, the preview first says what it wants next.
+      if (wait || spec.keys || running.controller.signal.aborted) this.start();
     };
     if (wait) setTimeout(end, wait);
     else end();

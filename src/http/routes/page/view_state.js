@@ -7,6 +7,8 @@ const WRITE_DELAY = 250;
 /** Characters that need no escape in a fragment and keep it readable. */
 const READABLE = /%(2C|3A|3B|2F|40|24|21|7E|2A|28|29|20)/g;
 
+const TIME = /^(t|time|frame|timepoint)s?$/i;
+
 /** Parses a fragment such as `#at=96,80,20&zoom=4` to a map of its sections. A section that cannot be read is left out. */
 export function parseFragment(text) {
   const sections = new Map();
@@ -60,7 +62,7 @@ export class ViewState {
     this.timer = null;
     const { dimensions } = volume;
     this.home = {
-      position: dimensions.map((n, axis) => (axis === volume.channel ? 0 : Math.max(0, Math.floor((n - 1) / 2)))),
+      position: dimensions.map((n, axis) => (axis === volume.channel || TIME.test(volume.axes[axis]) ? 0 : Math.max(0, Math.floor((n - 1) / 2)))),
       centre: dimensions.map((n) => n / 2),
       zoom: 1, layout: null, level: null,
     };
@@ -81,7 +83,7 @@ export class ViewState {
     own("at", "position", (text) => numbers(text, rank), (position) => position.join());
     own("zoom", "zoom", number, brief);
     // An address that names a point and a zoom looks at the point, unless it says otherwise.
-    const isAimed = (has) => has("at") && has("zoom");
+    const isAimed = (has) => has("at") && has("zoom") && this.zoom > this.home.zoom;
     const point = () => this.position.map((at) => at + 0.5);
     this.register("centre", {
       read: (text) => {

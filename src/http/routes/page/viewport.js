@@ -1,7 +1,7 @@
 // The geometry of a plane: which part of the volume its pixels show, and the tiles that this takes.
 
 /** Number of elements along the side of a tile. Tiles follow the borders of blocks where they are about this large. */
-const TILE = 256;
+const TILE = 320;
 
 /**
  * The part of the volume that a plane shows. `axes` are the axes to the right and down; null stands for no axis. `size`
@@ -48,6 +48,13 @@ export class Viewport {
   }
 }
 
+/** Returns the largest of the steps 1, 2, 3, 4, 6, 8, 12, … that leaves out at most so many elements. */
+function stepFor(elements) {
+  if (elements < 2) return 1;
+  const power = 2 ** Math.floor(Math.log2(elements));
+  return elements >= power * 1.5 ? power * 1.5 : power;
+}
+
 /**
  * Returns the level that has about one element per device pixel, and the step along the plane's axes if even that level
  * has many more. A level is too coarse if its elements would be larger than a pixel, except along axes that no level
@@ -62,8 +69,7 @@ export function sampling(viewport, density, forced = null) {
   const { factors } = volume.levels[number];
   const step = axes.map((axis, n) => {
     if (axis === null) return 1;
-    const elements = 1.05 / (pixels[n] * factors[axis]);
-    return 2 ** Math.max(0, Math.floor(Math.log2(elements)));
+    return stepFor(1.05 / (pixels[n] * factors[axis]));
   });
   return { number, step };
 }
@@ -93,10 +99,12 @@ export function tilesOf(viewport, { number, step }, margin = 0) {
     if (axis === null) return [[0, 1]];
     const length = tileLength(level, axis, step[n]);
     const count = level.dimensions[axis];
-    const [from, to] = ranges[n].map((at) => at / level.factors[axis]);
+    // A short rest belongs to the last tile.
+    const last = Math.max(1, Math.floor(count / length + 2 / 3)) - 1;
+    const [first, end] = ranges[n].map((at) => at / level.factors[axis] / length);
     const found = [];
-    for (let at = Math.floor(Math.min(from, count - 1) / length) * length; at < Math.min(to, count); at += length) {
-      found.push([at, Math.min(at + length, count)]);
+    for (let tile = Math.min(last, Math.floor(first)); tile <= last && (tile < end || found.length === 0); tile += 1) {
+      found.push([tile * length, tile === last ? count : (tile + 1) * length]);
     }
     return found;
   });

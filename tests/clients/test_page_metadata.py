@@ -1,0 +1,71 @@
+"""What the page says about voxel sizes and compatibility."""
+
+import pytest
+import support
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+from page_visit import CHROMIUM, Visit, browser  # noqa: E402
+
+__all__ = ["browser"]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium, or set N5_TEST_CHROMIUM=PROGRAM")
+
+SPACE = {"axes": ["x", "y", "z"], "units": ["nm"] * 3}
+#: Attributes, the voxel size that the page gives, and part of the warning (None for no warning).
+SIZES = {
+    "none": ({}, "unknown", None),
+    "units-only": (SPACE, "unknown", None),
+    "no-unit": ({"resolution": [4, 4, 40]}, "4 × 4 × 40, unit unknown", None),
+    "full": (SPACE | {"resolution": [4, 4, 40]}, "4 × 4 × 40 nm", None),
+    "negative": (SPACE | {"resolution": [0, -1, 4]}, "? × ? × 4 nm", "resolution [0,-1,4]"),
+    "short": (SPACE | {"resolution": [4, 4]}, "unknown", "resolution [4,4] is not one number per axis"),
+    "nan": (SPACE | {"resolution": ["NaN", 4, 4]}, "unknown", "is not one number per axis"),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_a_voxel_size_is_never_invented_and_an_invalid_one_is_said_once(browser, tmp_path, case):
+    further, size, warning = SIZES[case]
+    support.write_dataset(tmp_path / "v", support.counting(40, 30, 20), (20, 20, 20), "gzip", **further)
+    with support.Server(tmp_path) as server, Visit(browser, server, "v/") as visit:
+        facts = dict(visit.page.eval_on_selector_all(".facts > div", "all => all.map((row) => [...row.children].map((c) => c.textContent))"))
+        assert facts["Voxel size"] == size
+        subtitle = visit.page.inner_text(".subtitle")
+        assert ("unknown voxel size" if size == "unknown" else f"voxel size {size}") in subtitle
+        if warning is None:
+            assert visit.page.locator(".warning").count() == 0
+        else:
+            assert warning in visit.text(".warning")
+            box = visit.page.locator(".warning").bounding_box()
+            assert box["y"] + box["height"] < 400, "above the fold"
+            for details in visit.page.query_selector_all("details.problems"):
+                details.evaluate("element => (element.open = true)")
+            notes = visit.page.locator(".problems li").all_inner_texts()
+            assert not [note for note in notes if "resolution" in note and "Neuroglancer" not in note and "cannot read" not in note], notes
+        unit = "nm" if case == "full" else "voxels"
+        assert visit.text(".plane-0 .bar-scale").endswith(unit)
+        assert ("nm)" in visit.text(".readout")) == (case in ("full", "negative"))
+
+
+def test_a_pyramid_without_a_voxel_size_is_shown_with_an_unknown_one(browser, tmp_path):
+    support.write(tmp_path / "p/attributes.json", {"scales": [[1, 1, 1], [2, 2, 2]]})
+    for level in range(2):
+        support.write_dataset(tmp_path / f"p/s{level}", support.counting(*(n >> level for n in (40, 30, 20))), (20, 20, 20), "gzip")
+    with support.Server(tmp_path) as server, Visit(browser, server, "p/") as visit:
+        assert server.get("/info/p").json()["resolution"] is None
+        assert "unknown voxel size" in visit.page.inner_text(".subtitle")
+        assert visit.text(".plane-0 .bar-scale").endswith("voxels")
+
+
+def test_compatibility_notes_are_counted_and_grouped_by_program(browser, tmp_path):
+    odd = {"compression": {"type": "xz"}, "units": ["inch", "nm", "nm"]}
+    support.write(tmp_path / "odd/attributes.json", support.attributes([40, 36, 8], [16, 16, 8], "uint16", "raw") | odd)
+    with support.Server(tmp_path) as server, Visit(browser, server, "odd/") as visit:
+        visit.page.click(".problems summary")
+        notes = visit.page.locator(".problems li").all_inner_texts()
+        assert visit.text(".problems summary") == f"{len(notes)} compatibility notes"
+        headings = visit.page.locator(".problems h3").all_inner_texts()
+        assert {"Neuroglancer", "zarr-python 2", "z5"} <= set(headings)
+        assert len(headings) == len(set(headings))
+        assert any(heading.startswith("Strict readers") for heading in headings)
+        assert not [note for note in notes if note.startswith("as/")]
