@@ -6,6 +6,9 @@ import { isColour } from "./volume.js";
 /** Maximum number of channels that are shown at once. */
 export const SHOWN_AT_ONCE = 8;
 
+/** Number of channels beyond which they are a spectrum: they share one window and are shown one at a time. */
+const SPECTRUM = 512;
+
 /** Returns the `omero` object of a group, as written by OME-NGFF 0.4 and 0.5; null if there is none. */
 function omeroOf(attributes) {
   const found = attributes?.omero ?? attributes?.ome?.omero ?? attributes?.multiscales?.[0]?.omero;
@@ -33,7 +36,8 @@ function namesOf(attributes) {
  * give one. A volume without a channel axis has one channel.
  */
 export function channelsOf(info, volume) {
-  const count = volume.channel < 0 ? 1 : volume.dimensions[volume.channel];
+  const length = volume.channel < 0 ? 1 : volume.dimensions[volume.channel];
+  const count = length > SPECTRUM ? 1 : length;
   const described = omeroOf(info.attributes)?.channels ?? omeroOf(volume.finest.attributes)?.channels ?? [];
   const names = volume.stack?.names ?? namesOf(info.attributes);
   const hasActive = described.some((one) => one?.active === true);

@@ -18,6 +18,9 @@ import { kindOf } from "./volume.js";
 /** Maximum number of channels of an axis that are offered together, unless metadata describe them. */
 const FEW_CHANNELS = 64;
 
+/** Time during which the planes of the first view arrive, in milliseconds. All of them decide the window of a channel. */
+const SETTLING = 2000;
+
 /** Maximum number of channels that are fetched together, if blocks hold several of them. */
 const TOGETHER = 8;
 
@@ -232,12 +235,15 @@ export class Display {
     let isNew = false;
     for (const channel of this.shown) {
       const { window } = channel;
-      if (window.isFinal || (window.distribution && !again)) continue;
+      if (window.isFinal || (window.distribution && !again && performance.now() > window.settled)) continue;
       const found = this.measured(channel);
       if (!found) continue;
+      const isFirst = !window.distribution;
+      const before = String(window.value);
+      if (isFirst) window.settled = performance.now() + SETTLING;
       window.know(found);
-      isNew = true;
-      if (this.volume.stack) this.know(channel);
+      isNew ||= isFirst || String(window.value) !== before;
+      if (isFirst && this.volume.stack) this.know(channel);
     }
     if (!this.hasSeveral) this.seen = this.measured(this.channels[0]);
     if (isNew) this.changed("contrast");

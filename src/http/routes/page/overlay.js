@@ -112,7 +112,7 @@ export class Overlay {
   /** Returns a sibling with its place relative to the image; null if it is no segmentation of the same space. */
   async load(name) {
     const info = await infoOf(join(this.parent, name));
-    if (info.kind === "group") return null;
+    if (info.kind === "group" || info.volume === "image") return null;
     const volume = await volumeOf(info);
     if (!volume || volume.dimensions.includes(0) || volume.dataType.startsWith("float") || kindOf(info, volume, null) !== "segmentation") return null;
     const aligned = alignment(this.image, { info, volume });
