@@ -305,10 +305,7 @@ mod tests {
         let scales = json!([[1, 1], [2, 2]]);
         assert_eq!(resolution_of(&json!({"scales": scales})), None);
         assert_eq!(resolution_of(&json!({"scales": scales, "pixelResolution": [4, 8, 8]})), None);
-        assert_eq!(
-            resolution_of(&json!({"scales": scales, "resolution": [4, 8]})),
-            Some(vec![Some(4.0), Some(8.0)])
-        );
+        assert_eq!(resolution_of(&json!({"scales": scales, "resolution": [4, 8]})), Some(vec![Some(4.0), Some(8.0)]));
         let paintera = |data: &Value| {
             let node = group(&[json!({}), json!({"painteraData": {"type": "raw"}})], data, &children);
             let description = describe(&node);
