@@ -199,7 +199,8 @@ export class ContrastControl {
     this.element = h(
       "div",
       { class: "contrast", role: "group", "aria-label": "Contrast" },
-      h("div", { class: "row" }, this.label, this.output, h("label", { class: "end" }, "black ", this.boxes[0]), h("label", { class: "end" }, "white ", this.boxes[1]), auto, full),
+      h("div", { class: "row" }, this.label, this.output, h("label", { class: "end" }, "black ", this.boxes[0]),
+        h("label", { class: "end" }, "white ", this.boxes[1]), auto, full),
       h("div", { class: "handles" }, this.canvas, this.handles),
       this.ticks,
     );
@@ -220,7 +221,8 @@ export class ContrastControl {
     if (window === null) this.measure?.();
     const { given } = this.window;
     // Auto means the measured window, even if metadata give another one.
-    this.window.chosen = window ?? (given && this.window.distribution && !this.window.distribution.empty ? [...this.window.distribution.window] : null);
+    const measured = this.window.distribution?.empty === false ? [...this.window.distribution.window] : null;
+    this.window.chosen = window ?? (given ? measured : null);
     this.show();
     this.change();
   }

@@ -18,7 +18,7 @@ import { kindOf } from "./volume.js";
 /** Maximum number of channels of an axis that are offered together, unless metadata describe them. */
 const FEW_CHANNELS = 64;
 
-/** Time during which the planes of the first view arrive, in milliseconds. All of them decide the window of a channel. */
+/** Time in milliseconds in which the planes of the first view arrive. All of them decide the window of a channel. */
 const SETTLING = 2000;
 
 /** Maximum number of channels that are fetched together, if blocks hold several of them. */

@@ -15,7 +15,7 @@ const OPACITY = 0.4;
 const METRES = { m: 1, cm: 1e-2, mm: 1e-3, um: 1e-6, "µm": 1e-6, "μm": 1e-6, nm: 1e-9, pm: 1e-12, "å": 1e-10, angstrom: 1e-10,
   meter: 1, metre: 1, millimeter: 1e-3, millimetre: 1e-3, micron: 1e-6, micrometer: 1e-6, micrometre: 1e-6, nanometer: 1e-9, nanometre: 1e-9 };
 
-/** Returns the size of a voxel and the place of the volume's first corner along an axis, in metres if the unit is known. */
+/** Returns the size of a voxel and the place of the first corner along an axis, in metres if the unit is known. */
 function gridOf({ info, volume }, axis) {
   const given = info.resolution ?? volume.finest.resolution;
   const size = given?.[axis];
@@ -53,7 +53,7 @@ export function alignment(image, labels) {
   return found.includes(null) ? null : found;
 }
 
-/** Returns the link, {href, text}, to the first image among children of a group with labels on top; null if there are none. */
+/** Returns the link, {href, text}, to the first image of a group with labels on top; null if there are none. */
 export function overlayOf(volumes) {
   const segmentations = volumes.filter(({ info, volume }) => kindOf(info, volume, null) === "segmentation");
   const name = ({ info }) => info.path.split("/").pop();

@@ -8,7 +8,7 @@ import { labelColours } from "./colours.js";
 /** Colours of elements that are NaN: diagonal stripes, opaque, as 0xAABBGGRR. */
 const STRIPES = [0xff8a3a7c, 0xff4c1f44];
 
-/** Returns f(index of an element), the distance of the element from `low` as a number. It is exact for 64-bit integers. */
+/** Returns f(index of an element), the distance of the element from `low`. It is exact for 64-bit integers. */
 function distance(data, low) {
   if (!(data instanceof BigUint64Array || data instanceof BigInt64Array)) {
     const base = Number(low);
@@ -96,7 +96,7 @@ function paintLabels({ data, width, height, strides, offset = 0 }, words) {
   }
 }
 
-/** Mixes the colours of labels into pixels. `columns` and `rows` hold the place in the picture of each pixel; -1 for none. */
+/** Mixes the colours of labels into pixels. `columns` and `rows` hold the place of each pixel in the picture, or -1. */
 function mixLabels({ data, strides, columns, rows, opacity }, width, bytes) {
   const colour = labelColours(data);
   rows.forEach((down, row) => {

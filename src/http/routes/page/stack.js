@@ -45,7 +45,7 @@ async function each(items, f) {
   return results;
 }
 
-/** Returns the paths of the pyramids as [{name, points}], points by name of the time point; null if this is no such group. */
+/** Returns the pyramids as [{name, points}], their paths by name of the time point; null if this is no such group. */
 async function membersOf(path, names) {
   const setups = numbered(names, SETUP).slice(0, MOST);
   if (setups.length) {
