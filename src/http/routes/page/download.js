@@ -114,7 +114,7 @@ export class Download {
   /** Opens the dialog for what the page shows now or, if another region was chosen, for that. */
   open() {
     this.dialog.showModal();
-    this.setMode(this.mode === "whole" ? "box" : this.mode);
+    this.setMode(this.mode);
     this.modes.querySelector("input:checked").focus();
   }
 
