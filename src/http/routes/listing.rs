@@ -504,6 +504,7 @@ impl ListingPage {
              <title>{title}</title>\n\
              <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n<link href=\"{assets_url}preview.css\" rel=\"stylesheet\">\n\
              <link href=\"{assets_url}display.css\" rel=\"stylesheet\">\n\
+             <link href=\"{assets_url}download.css\" rel=\"stylesheet\">\n\
              <link href=\"{assets_url}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{assets_url}page.js\"></script>\n\
              </head>\n<body>\n<main data-path=\"{path}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n"
         )

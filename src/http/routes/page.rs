@@ -37,6 +37,7 @@ macro_rules! assets {
 
 /// Name and text of every file of `src/http/routes/page/`.
 const ASSETS: &[(&str, &str)] = assets![
+    "box_drawing.js",
     "channel_controls.js",
     "channels.js",
     "colours.js",
@@ -45,6 +46,9 @@ const ASSETS: &[(&str, &str)] = assets![
     "display.css",
     "display.js",
     "dom.js",
+    "download.css",
+    "download.js",
+    "download_request.js",
     "entries.js",
     "gestures.js",
     "icon.svg",

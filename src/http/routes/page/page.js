@@ -108,6 +108,16 @@ function opener(text, volumes, { statsOfOne = null, state = null, viewOf = () =>
   return link;
 }
 
+/** Builds the button that opens the dialog for downloads. */
+function downloader(volume, preview) {
+  let dialog = null;
+  const open = async () => {
+    dialog ??= import("./download.js").then(({ Download }) => new Download(volume, preview));
+    (await dialog).open();
+  };
+  return h("button", { type: "button", class: "second", text: "Download…", on: { click: open } });
+}
+
 /** Returns a function that calls `f` soon, once for many calls. */
 function later(f, delay = 150) {
   let timer = null;
@@ -155,7 +165,8 @@ async function showVolume(info) {
   const stats = viewable ? firstPicture.then(() => statsOf(info.path)) : openable ? statsOf(info.path) : Promise.resolve(null);
   const preview = !viewable ? null : new Preview(info, volume, state, stats, begin);
   const viewOf = () => (preview ? preview.viewForOthers() : null);
-  main.prepend(header(info, subtitle, openable && opener("Open in Neuroglancer", [one], { statsOfOne: stats, state, viewOf })));
+  main.prepend(header(info, subtitle, openable && opener("Open in Neuroglancer", [one], { statsOfOne: stats, state, viewOf }),
+    preview && downloader(volume, preview)));
   if (invalid) main.querySelector("header.top").append(h("p", { class: "warning", role: "note", text: invalid }));
   const aside = h("aside", { class: "card", "aria-label": "Metadata" }, h("h2", { text: "Metadata" }), facts(info, volume), notes(info), attributes(info));
   const layout = h("div", { class: "columns" }, aside);
@@ -186,6 +197,7 @@ async function showStack(info, names) {
   main.querySelector(".subtitle").append(...facts.filter(Boolean).map((text) => h("span", { class: "fact", text })));
   const preview = new Preview(info, volume, new ViewState(volume), Promise.resolve(null), () => null);
   document.querySelector(".contents").before(preview.element);
+  main.querySelector(".actions").append(downloader(volume, preview));
 }
 
 /** Shows the page of a group, with a link that opens all volumes among its children together. */

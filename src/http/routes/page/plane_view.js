@@ -198,6 +198,7 @@ export class PlaneView {
     this.mark();
     this.showCross();
     this.showBar();
+    this.preview.drawing?.place(this);
   }
 
   fill(area, pattern) {

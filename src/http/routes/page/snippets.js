@@ -10,7 +10,7 @@ const SIDE = 2048;
 const UNSEEN = /[\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
 /** Returns a text as a Python string literal. */
-function quoted(text) {
+export function quoted(text) {
   return JSON.stringify(text).replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
@@ -20,7 +20,7 @@ function python(members) {
 }
 
 /** Returns axis names that are safe in a code comment: a stored name could otherwise end the comment. */
-function commented(axes) {
+export function commented(axes) {
   return axes.map((name, axis) => (/^[\p{L}\p{M}\p{N}_^' -]+$/u.test(name) ? name : `d${axis + 1}`));
 }
 
