@@ -17,9 +17,9 @@ SIZES = {
     "units-only": (SPACE, "unknown", None),
     "no-unit": ({"resolution": [4, 4, 40]}, "4 × 4 × 40, unit unknown", None),
     "full": (SPACE | {"resolution": [4, 4, 40]}, "4 × 4 × 40 nm", None),
-    "negative": (SPACE | {"resolution": [0, -1, 4]}, "? × ? × 4 nm", "resolution [0,-1,4]"),
-    "short": (SPACE | {"resolution": [4, 4]}, "unknown", "resolution [4,4] is not one number per axis"),
-    "nan": (SPACE | {"resolution": ["NaN", 4, 4]}, "unknown", "is not one number per axis"),
+    "negative": (SPACE | {"resolution": [0, -1, 4]}, "? × ? × 4 nm", "resolution [0,-1,4] is wrong"),
+    "short": (SPACE | {"resolution": [4, 4]}, "unknown", "resolution [4,4] is wrong"),
+    "nan": (SPACE | {"resolution": ["NaN", 4, 4]}, "unknown", 'resolution ["NaN",4,4] is wrong'),
 }
 
 
@@ -36,6 +36,7 @@ def test_a_voxel_size_is_never_invented_and_an_invalid_one_is_said_once(browser,
             assert visit.page.locator(".warning").count() == 0
         else:
             assert warning in visit.text(".warning")
+            assert visit.page.inner_text("main").count(warning) == 1
             box = visit.page.locator(".warning").bounding_box()
             assert box["y"] + box["height"] < 400, "above the fold"
             for details in visit.page.query_selector_all("details.problems"):

@@ -51,7 +51,7 @@ export function voxelSize(volume) {
   const used = [...new Set(units.filter(Boolean))];
   const texts = sizes.map(known);
   if (used.length === 0) return `${texts.join(" × ")}, unit unknown`;
-  if (used.length === 1) return `${texts.filter((_, n) => units[n]).join(" × ")} ${used[0]}`;
+  if (used.length === 1) return `${texts.filter((_, n) => units[n] || sizes[n] === null).join(" × ")} ${used[0]}`;
   return texts.map((text, n) => `${text}${units[n] ? ` ${units[n]}` : ""}`).join(" × ");
 }
 

@@ -1,19 +1,15 @@
 // What the page says about unusual metadata: invalid voxel sizes at the top, notes on compatibility by program.
 
 import { h } from "./dom.js";
-import { isSize } from "./volume.js";
 
 /** Statements about the voxel size. The page says these once, at the top. */
 const ABOUT_SIZE = /^(?:level \S+: )?(?:resolution|pixelResolution|transform|scale) .*(?:is wrong|is not )/;
 const CHANGED_SIZE = /^as\/: (?:values of )?resolution .*(?:become 1|is left out)/;
 
 /** Returns a sentence about a voxel size that cannot be one; null if all is well. */
-export function invalidSize(info, volume) {
-  const given = info.resolution ?? volume?.finest.resolution;
-  const wrong = (given ?? []).flatMap((size, axis) => (size === null || isSize(size) ? [] : [volume?.axes[axis] ?? axis + 1]));
-  const said = info.problems.find((text) => ABOUT_SIZE.test(text))
-    ?? (wrong.length ? `resolution [${given}] is not positive along ${wrong.join(" and ")}` : null);
-  return said && `The voxel size in the metadata is invalid: ${said.replace(/\.$/, "")}. The page shows it as unknown.`;
+export function invalidSize(info) {
+  const said = info.problems.find((text) => ABOUT_SIZE.test(text));
+  return said ? `Invalid voxel size: ${said.replace(/\.$/, "")}.` : null;
 }
 
 /** Returns the notes as pairs of a heading and sentences. Each program that refuses the data has a heading. */

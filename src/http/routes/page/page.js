@@ -156,7 +156,7 @@ async function showVolume(info) {
   const large = !volume.dimensions.every(Number.isSafeInteger);
   const viewable = volume.rank > 0 && Object.hasOwn(ITEM_BYTES, volume.dataType) && !empty && !large;
   const openable = isOpenable(info, volume);
-  const invalid = invalidSize(info, volume);
+  const invalid = invalidSize(info);
   const state = viewable ? new ViewState(volume) : null;
   // Statistics take the server's processors. The first picture comes first.
   let begin = null;

@@ -10,6 +10,9 @@ const SPATIAL = ["x", "y", "z"];
 const ILLEGIBLE = /[\p{C}\p{Zl}\p{Zp}]/u;
 const CHANNEL = /^(c|c'|c\^|ch|channel|channels)$/i;
 
+/** Largest ratio of two sides of a voxel that the planes show. */
+const MOST_ANISOTROPY = 1000;
+
 export const ITEM_BYTES = {
   uint8: 1, int8: 1, uint16: 2, int16: 2, uint32: 4, int32: 4, float32: 4, uint64: 8, int64: 8, float64: 8,
 };
@@ -61,7 +64,7 @@ export async function volumeOf(info) {
 }
 
 /** Returns true if a number can be the size of a voxel. */
-export function isSize(size) {
+function isSize(size) {
   return Number.isFinite(size) && size > 0;
 }
 
@@ -102,12 +105,13 @@ export function shownAxes(volume) {
 
 /**
  * Returns the length of an element along each axis on the screen: its physical size if all shown axes have one, in the
- * same unit, otherwise 1.
+ * same unit and of similar length, otherwise 1.
  */
 export function spacing(volume) {
   const shown = shownAxes(volume);
   const same = new Set(shown.map((axis) => volume.units[axis])).size <= 1;
-  const usable = same && shown.every((axis) => volume.voxelSize[axis] !== null);
+  const sizes = shown.map((axis) => volume.voxelSize[axis]);
+  const usable = same && sizes.every((size) => size !== null) && Math.max(...sizes) / Math.min(...sizes) <= MOST_ANISOTROPY;
   return volume.dimensions.map((_, axis) => (usable && shown.includes(axis) ? volume.voxelSize[axis] : 1));
 }
 
