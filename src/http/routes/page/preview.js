@@ -83,7 +83,7 @@ export class Preview {
     const levels = volume.levels.map((level, n) => h("option", { value: n, text: `${level.path.split("/").pop()}: ${level.dimensions.join(" × ")}` }));
     this.levels = levels.length > 1 && h(
       "select", { class: "quiet", "aria-label": "Level", on: { change: () => state.set({ level: this.levels.value === "" ? null : Number(this.levels.value) }) } },
-      h("option", { value: "", text: "Level: automatic" }), levels,
+      h("option", { value: "", text: "Level: auto" }), levels,
     );
     this.expander = button("Fill the window", "Expand", () => this.expand(!this.isExpanded));
     // The token in an address lets everyone who has it read the data.
