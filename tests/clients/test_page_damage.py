@@ -175,3 +175,23 @@ def test_a_costly_volume_opens_with_a_part_and_says_why(browser, tmp_path):
         message.wait_for(state="visible")
         assert "Zoom in to see this plane" in message.text_content()
         assert not [url for url in visit.requests if "stop=100000,100000" in url]
+
+
+def test_a_busy_server_is_asked_again(browser, demo):
+    with Visit(browser, demo, "volume/em/#at=95,95,19&layout=0") as visit:
+        refused = []
+
+        def refuse(route):
+            refused.append(route.request.url)
+            if len(refused) > 1:
+                route.continue_()
+            else:
+                route.fulfill(status=503, headers={"retry-after": "1"}, content_type="application/problem+json", body='{"detail": "busy"}')
+
+        visit.page.route("**/slice/**start=0,0,35&**", refuse)
+        visit.page.fill(".slider:nth-child(3) input[type=number]", "35")
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_selector(".plane-0 canvas[data-start$=',35']")
+        visit.drawn()
+        assert len(refused) > 1 and not visit.page.is_visible(".plane-0 .message")
+        visit.faults = [fault for fault in visit.faults if "503" not in fault]

@@ -243,7 +243,6 @@ def test_the_preview_fills_the_window_and_returns(browser, demo):
         assert visit.page.locator(".plane-0 canvas").bounding_box()["width"] > small
         last = visit.page.locator(".plane-2 canvas").bounding_box()
         assert last["y"] + last["height"] <= 900
-        visit.page.focus(".plane-0 canvas")
         visit.page.keyboard.press("Escape")
         visit.drawn()
         assert visit.page.locator(".plane-0 canvas").bounding_box()["width"] == small

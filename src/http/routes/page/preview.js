@@ -58,8 +58,13 @@ export class Preview {
       this.showHint();
     });
     state.subscribe((keys) => {
+      // What failed because the server was busy or out of reach may succeed now.
+      if (["position", "centre", "zoom", "level"].some((key) => keys.has(key))) this.tiles.forgive();
       if (keys.has("layout")) this.layout(true);
       else this.update();
+    });
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this.isExpanded) this.expand(false);
     });
   }
 
@@ -266,8 +271,7 @@ export class Preview {
       const [axis, change] = moves[event.key];
       if (axis !== null) this.moveTo({ [axis]: this.state.position[axis] + change });
     } else if (Object.hasOwn(acts, event.key)) acts[event.key]();
-    else if (event.key === "Escape" && this.isExpanded) this.expand(false);
-    else if (event.key === "Escape") plane.canvas.blur();
+    else if (event.key === "Escape" && !this.isExpanded) plane.canvas.blur();
     else return;
     event.preventDefault();
   }
@@ -401,8 +405,9 @@ export class Preview {
     const parts = tiles.flatMap((tile) => this.specOf(plane, tile, group).parts);
     if (parts.some((part) => !part || part.of || normal >= part.shape.length)) return [];
     const size = parts.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, this.volume.itemBytes), 0);
-    const most = Math.min(SLAB, Math.floor(SLAB_BYTES / size));
     const isStepping = this.stepped === normal;
+    // Someone who only looks gets a quarter.
+    const most = Math.min(SLAB, Math.floor(SLAB_BYTES / (isStepping ? 1 : 4) / size));
     const forward = this.direction >= 0 || !isStepping;
     const isHere = (index) => tiles.every((tile) => this.tiles.find(this.specOf(plane, tile, group, { index }).key));
     let next = at + (forward ? 1 : -1);
