@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use moka::future::Cache;
 use moka::policy::EvictionPolicy;
 
 use crate::cache::{
@@ -102,6 +103,9 @@ struct KeptParts {
     blocks: bool,
 }
 
+/// Maximum number of windows that are kept. Together they take less than 1 MB.
+const MAX_WINDOWS: u64 = 4096;
+
 /// Caches, budgets and the CPU pool, which all containers of a process share. Each budget also counts its waiting
 /// requests: clones count them together, `for_container` begins a separate count.
 #[derive(Debug, Clone)]
@@ -112,6 +116,8 @@ pub struct Resources {
     pub(crate) blocks: BlockCache,
     pub(crate) cpu: CpuPool,
     pub(crate) slice_budget: Budget,
+    /// Automatic windows of pictures, by a hash of the sampled blocks and their versions.
+    pub(crate) windows: Cache<u128, (f64, f64)>,
     pub(super) next_container_id: Arc<AtomicU32>,
 }
 
@@ -135,6 +141,7 @@ impl Resources {
             attributes: AttributesCache::new(budget_wait, codecs),
             blocks: BlockCache::new(decoded_cache, policy, cpu.clone(), decode_budget, budget_wait),
             slice_budget: Budget::new(BudgetLabel::Slice, settings.slice_budget, budget_wait),
+            windows: Cache::new(MAX_WINDOWS),
             next_container_id: Arc::default(),
             cpu,
             settings,

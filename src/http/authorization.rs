@@ -32,9 +32,12 @@ pub(crate) async fn authorize(
         Endpoint::Operation(Operation::Metrics) if context.target.segments.is_empty() => None,
         // Operations are for load balancers, and the viewer contains no data of containers.
         Endpoint::Operation(_) | Endpoint::Viewer => return Ok(None),
-        Endpoint::View(_) | Endpoint::Stored | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => {
-            Some(context.target.container_path().unwrap_or_default())
-        }
+        Endpoint::View(_)
+        | Endpoint::Stored
+        | Endpoint::Slice
+        | Endpoint::Info
+        | Endpoint::Stats
+        | Endpoint::Thumbnail => Some(context.target.container_path().unwrap_or_default()),
     };
     // Neuroglancer looks for attributes in all parent directories, including `/token/`, and gives up at a 401. Such a
     // request does not try to use a token, and is not counted as a refusal.
@@ -88,7 +91,12 @@ fn revealed_directory<'a>(context: &RequestContext<'_>, path: &'a [String]) -> O
             path.split_last().map(|(_name, directory)| directory)
         }
         Endpoint::Viewer | Endpoint::Operation(_) => None,
-        Endpoint::Stored | Endpoint::View(_) | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => Some(path),
+        Endpoint::Stored
+        | Endpoint::View(_)
+        | Endpoint::Slice
+        | Endpoint::Info
+        | Endpoint::Stats
+        | Endpoint::Thumbnail => Some(path),
     }
 }
 

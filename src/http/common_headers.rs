@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use axum::http::header::{
-    ACCEPT_RANGES, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderName, IF_MATCH,
-    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, ORIGIN, RANGE, STRICT_TRANSPORT_SECURITY,
+    ACCEPT_RANGES, AUTHORIZATION, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderName,
+    IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, ORIGIN, RANGE, STRICT_TRANSPORT_SECURITY,
     WWW_AUTHENTICATE,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
@@ -31,7 +31,7 @@ pub(crate) fn add_common_headers(headers: &mut HeaderMap, status: StatusCode, op
 }
 
 /// Headers that scripts of other origins may read.
-const EXPOSED_HEADERS: [HeaderName; 24] = [
+const EXPOSED_HEADERS: [HeaderName; 26] = [
     HeaderName::from_static("n5-data-type"),
     HeaderName::from_static("n5-shape"),
     HeaderName::from_static("n5-order"),
@@ -39,6 +39,7 @@ const EXPOSED_HEADERS: [HeaderName; 24] = [
     HeaderName::from_static("n5-start"),
     HeaderName::from_static("n5-step"),
     HeaderName::from_static("n5-axes"),
+    HeaderName::from_static("n5-level"),
     HeaderName::from_static("n5-missing-blocks"),
     HeaderName::from_static("server-timing"),
     HeaderName::from_static("x-request-id"),
@@ -52,6 +53,7 @@ const EXPOSED_HEADERS: [HeaderName; 24] = [
     HeaderName::from_static("vary"),
     ACCEPT_RANGES,
     CACHE_CONTROL,
+    CONTENT_DISPOSITION,
     CONTENT_LENGTH,
     CONTENT_RANGE,
     ETAG,

@@ -12,6 +12,7 @@ mod compress;
 mod credentials;
 mod embedded_viewer;
 mod exposition;
+mod file_name;
 pub(crate) mod forwarded;
 mod mount;
 pub(crate) mod observe;
@@ -24,7 +25,9 @@ mod request;
 pub(crate) mod respond;
 pub mod route;
 mod routes;
+mod slice_picture;
 mod slice_request;
+mod slice_source;
 mod viewer_files;
 
 use std::panic::AssertUnwindSafe;
@@ -54,7 +57,7 @@ use problem::Problem;
 use request::RequestContext;
 use respond::{Compressible, HandlerResult};
 use route::{Endpoint, RequestTarget};
-use routes::{info, operations, page, slice, stats, stored, view, viewer};
+use routes::{info, operations, page, slice, stats, stored, thumbnail, view, viewer};
 pub use viewer_files::Viewer;
 
 /// Creates the router: one fallback that handles every request, inside the layers that apply to every response.
@@ -220,6 +223,7 @@ fn call_route<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResul
             _ => Box::pin(viewer::handle(context)),
         },
         Endpoint::Stats => Box::pin(stats::handle(context)),
+        Endpoint::Thumbnail => Box::pin(thumbnail::handle(context)),
         Endpoint::View(view) => Box::pin(view::handle(context, view)),
         Endpoint::Operation(operation) => Box::pin(operations::handle(context, operation)),
     }

@@ -27,6 +27,8 @@ pub enum Endpoint {
     Viewer,
     /// Statistics of elements.
     Stats,
+    /// Small pictures of volumes.
+    Thumbnail,
     /// A view: the container in another program's format.
     View(&'static dyn view::View),
     /// An operation of the server itself, with no further path.
@@ -57,6 +59,7 @@ const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
     ("info", Endpoint::Info),
     ("viewer", Endpoint::Viewer),
     ("stats", Endpoint::Stats),
+    ("thumbnail", Endpoint::Thumbnail),
     ("healthz", Endpoint::Operation(Operation::Health)),
     ("readyz", Endpoint::Operation(Operation::Ready)),
     ("metrics", Endpoint::Operation(Operation::Metrics)),
@@ -82,7 +85,7 @@ impl Endpoint {
         match self {
             Self::Stored => STORED,
             Self::View(view) => view.name(),
-            Self::Slice | Self::Info | Self::Viewer | Self::Stats | Self::Operation(_) => {
+            Self::Slice | Self::Info | Self::Viewer | Self::Stats | Self::Thumbnail | Self::Operation(_) => {
                 BUILT_IN_ENDPOINTS.iter().find(|(_, endpoint)| *endpoint == self).map_or("", |(name, _)| name)
             }
         }
@@ -143,7 +146,9 @@ impl RequestTarget {
         match self.endpoint {
             Endpoint::Stored | Endpoint::View(_) => !self.has_trailing_slash,
             Endpoint::Info => self.is_bare,
-            Endpoint::Slice | Endpoint::Viewer | Endpoint::Stats | Endpoint::Operation(_) => false,
+            Endpoint::Slice | Endpoint::Viewer | Endpoint::Stats | Endpoint::Thumbnail | Endpoint::Operation(_) => {
+                false
+            }
         }
     }
 
@@ -182,7 +187,7 @@ impl RequestTarget {
             }
             // The assets of the listing page are in memory.
             Endpoint::Viewer => self.segments.first().is_none_or(|first| first != "page"),
-            Endpoint::Info | Endpoint::Stats => true,
+            Endpoint::Info | Endpoint::Stats | Endpoint::Thumbnail => true,
             Endpoint::Slice | Endpoint::Operation(_) => false,
         }
     }

@@ -46,17 +46,17 @@ pub(crate) struct PlannedResponse {
 }
 
 impl SliceRequest {
-    /// Creates the request of `query` for a dataset.
+    /// Creates the request of `query` for samples of a dataset.
     ///
     /// # Errors
-    /// Returns 400 if the query does not fit the dataset, and 501 if the dataset cannot be decoded.
+    /// Returns 501 if the dataset cannot be decoded.
     pub(crate) fn new(
         dataset: Arc<Dataset>,
         query: &SliceQuery,
+        selection: Selection,
         format: &'static dyn Format,
         content_coding: Option<ContentCoding>,
     ) -> Result<Self, Problem> {
-        let selection = query.select(dataset.attributes.dimensions())?;
         check_decodable(&dataset)?;
         let data_type = query.data_type.as_ref().unwrap_or(dataset.attributes.data_type()).clone();
         let options = query.options(&selection);
@@ -152,7 +152,7 @@ impl SliceRequest {
         }
         let streamed_formats: Vec<&str> = output::FORMATS
             .iter()
-            .filter(|format| format.as_streamed().is_some())
+            .filter(|format| format.as_streamed().is_some() && format.name() != self.format.name())
             .map(|format| format.name())
             .collect();
         let detail = format!(

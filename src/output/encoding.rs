@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::colours::Composite;
 use n5_format::{DataType, swap_byte_order};
 
 /// Options that the client sets, and properties of the region that some formats write into the response.
@@ -13,12 +14,52 @@ pub struct EncodeOptions {
     pub endian: Endian,
     /// Values shown as black and as white in `png` and `jpeg`.
     pub window: Option<(f64, f64)>,
+    /// Channels that are shown in one colour image, in `png` and `jpeg`.
+    pub composite: Option<Composite>,
     /// Quality of `jpeg`, 1 to 100.
     pub quality: Option<u8>,
     /// First sample along every axis of the dataset, in N5 axis order.
     pub start: Vec<i64>,
     /// Distance between samples along every axis of the dataset, in N5 axis order.
     pub step: Vec<u64>,
+    /// Meaning and calibration of the axes of the response, for `tiff`; empty if they are unknown.
+    pub axes: Vec<StackAxis>,
+}
+
+/// Meaning of an axis in a stack of images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StackAxisKind {
+    /// A direction in space, or an axis of unknown meaning.
+    #[default]
+    Space,
+    /// The direction in space that runs to the right.
+    Right,
+    /// The direction in space that runs down.
+    Down,
+    /// Channels.
+    Channel,
+    /// Time.
+    Time,
+}
+
+impl StackAxisKind {
+    /// Returns true for a direction in space.
+    pub(super) fn is_space(self) -> bool {
+        matches!(self, Self::Space | Self::Right | Self::Down)
+    }
+}
+
+/// An axis of an array that is shown as a stack of images.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct StackAxis {
+    /// Meaning of the axis.
+    pub kind: StackAxisKind,
+    /// Distance between samples, in the axis's unit; `None` if it is unknown.
+    pub spacing: Option<f64>,
+    /// The unit in metres or seconds; `None` if it is unknown.
+    pub unit: Option<f64>,
+    /// Position of the first sample, in the axis's unit.
+    pub position: f64,
 }
 
 /// Axis order in which a shape is labelled. The bytes are the same in both orders.

@@ -1,9 +1,11 @@
-//! `jpeg`: small, lossy grey images of 8 bits.
+//! `jpeg`: small, lossy images of 8 bits: grey, or the colours of several channels.
 
 use bytes::Bytes;
-use jpeg_encoder::{Encoder, ImageBuffer, JpegColorType, SamplingFactor};
+use jpeg_encoder::{ColorType, Encoder, ImageBuffer, JpegColorType, SamplingFactor, rgb_to_ycbcr};
 
 use super::Format;
+use super::colours::Composite;
+use super::composite::RowBlender;
 use super::encoding::{EncodeError, EncodeOptions, buffer};
 use super::image::{append_windowed, check_window, plane_size};
 use n5_format::{Array, DataType};
@@ -30,12 +32,20 @@ impl Format for JpegFormat {
         "jpeg"
     }
 
+    fn file_suffix(&self) -> &'static str {
+        "jpg"
+    }
+
+    fn is_shown_by_browsers(&self) -> bool {
+        true
+    }
+
     fn media_type(&self) -> &'static str {
         "image/jpeg"
     }
 
     fn parameters(&self) -> &'static [&'static str] {
-        &["window", "quality"]
+        &["window", "channels", "colors", "quality"]
     }
 
     fn is_lossy(&self) -> bool {
@@ -43,32 +53,108 @@ impl Format for JpegFormat {
     }
 
     fn supports(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
+        if let Some(composite) = &options.composite {
+            composite.check(self.name(), shape)?;
+            return plane_size(self.name(), &composite.image_shape(shape), MAX_SIDE).map(|_| ());
+        }
         plane_size(self.name(), shape, MAX_SIDE)?;
         check_window(self.name(), &[DataType::UInt8], data_type, options)
     }
 
     /// Returns the combined size of the largest possible file, eight encoder rows for each of four components, and one
-    /// row of grey values.
-    fn encoder_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
-        let mut long_sizes = shape.iter().copied().filter(|size| *size > 1);
-        let width = long_sizes.next().unwrap_or(1).div_ceil(8);
-        let blocks = long_sizes.map(|size| size.div_ceil(8)).fold(width, u64::saturating_mul);
-        let rows = width.saturating_mul(8 * 8 * 4 + 8);
-        blocks.saturating_mul(MAX_BLOCK_BYTES).saturating_add(rows).saturating_add(1024)
+    /// row of pixels.
+    fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
+        let Some(composite) = &options.composite else { return max_encoder_bytes(shape, 1) };
+        let shape = composite.image_shape(shape);
+        let width = shape.iter().copied().find(|size| *size > 1).unwrap_or(1);
+        let element_bytes = data_type.size_bytes().unwrap_or(1) as u64;
+        // A row of pixels is held beside the blender.
+        let row_bytes = RowBlender::memory_bytes(width, element_bytes).saturating_add(width.saturating_mul(3));
+        max_encoder_bytes(&shape, 3).saturating_add(row_bytes)
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
         self.check(array, options)?;
         let encoder_error = |reason: String| EncodeError::Encoder { format: self.name(), reason };
-        let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
+        let shape = match &options.composite {
+            Some(composite) => composite.image_shape(&array.shape),
+            None => array.shape.to_vec(),
+        };
+        let (width, height) = plane_size(self.name(), &shape, MAX_SIDE).map_err(EncodeError::Refused)?;
         let side = |pixels: u32| u16::try_from(pixels).map_err(|error| encoder_error(error.to_string()));
-        let rows = LazyGreyImage { array, window: options.window, width: side(width)?, height: side(height)? };
+        let (width, height) = (side(width)?, side(height)?);
+        let rows = LazyGreyImage { array, window: options.window, width, height };
         let mut out = buffer(self.encoder_bytes(&array.shape, &array.data_type, options))?;
         let mut encoder = Encoder::new(&mut out, options.quality.unwrap_or(DEFAULT_QUALITY));
-        // A grey image has one component, which is encoded at full resolution.
+        // All components are encoded at full resolution: the edges of channels are as sharp as those of grey images.
         encoder.set_sampling_factor(SamplingFactor::F_1_1);
-        encoder.encode_image(rows).map_err(|error| encoder_error(error.to_string()))?;
+        let encoded = match &options.composite {
+            Some(composite) => encoder.encode_image(LazyColourImage { array, composite, width, height }),
+            None => encoder.encode_image(rows),
+        };
+        encoded.map_err(|error| encoder_error(error.to_string()))?;
         Ok(vec![out.into()])
+    }
+}
+
+/// Returns the combined size of the largest possible file with this number of components, of the encoder's rows, and of
+/// one row of grey values, in bytes.
+fn max_encoder_bytes(shape: &[u64], components: u64) -> u64 {
+    let mut long_sizes = shape.iter().copied().filter(|size| *size > 1);
+    let width = long_sizes.next().unwrap_or(1).div_ceil(8);
+    let blocks = long_sizes.map(|size| size.div_ceil(8)).fold(width, u64::saturating_mul);
+    let rows = width.saturating_mul(8 * 8 * 4 + 8);
+    let file_bytes = blocks.saturating_mul(MAX_BLOCK_BYTES).saturating_mul(components);
+    file_bytes.saturating_add(rows).saturating_add(1024)
+}
+
+/// Encodes an image whose pixels are ready: grey values, or red, green and blue.
+///
+/// # Errors
+/// Returns [`EncodeError`] if the image is too large, or if there is no memory.
+pub(super) fn encode_pixels((width, height): (u32, u32), is_rgb: bool, pixels: &[u8]) -> Result<Bytes, EncodeError> {
+    let fault = |reason: String| EncodeError::Encoder { format: "jpeg", reason };
+    let side = |pixels: u32| u16::try_from(pixels).map_err(|error| fault(error.to_string()));
+    let mut out = buffer(max_encoder_bytes(&[width.into(), height.into()], if is_rgb { 3 } else { 1 }))?;
+    let mut encoder = Encoder::new(&mut out, DEFAULT_QUALITY);
+    encoder.set_sampling_factor(SamplingFactor::F_1_1);
+    let colours = if is_rgb { ColorType::Rgb } else { ColorType::Luma };
+    encoder.encode(pixels, side(width)?, side(height)?, colours).map_err(|error| fault(error.to_string()))?;
+    Ok(out.into())
+}
+
+/// An image whose rows are blended from channels when the encoder requests them.
+struct LazyColourImage<'a> {
+    array: &'a Array,
+    composite: &'a Composite,
+    width: u16,
+    height: u16,
+}
+
+impl ImageBuffer for LazyColourImage<'_> {
+    fn get_jpeg_color_type(&self) -> JpegColorType {
+        JpegColorType::Ycbcr
+    }
+
+    fn width(&self) -> u16 {
+        self.width
+    }
+
+    fn height(&self) -> u16 {
+        self.height
+    }
+
+    fn fill_buffers(&self, y: u16, [luma, blue, red, _]: &mut [Vec<u8>; 4]) {
+        let Array { data, shape, data_type } = self.array;
+        let mut row = Vec::with_capacity(usize::from(self.width).saturating_mul(3));
+        let position = (usize::from(y), usize::from(self.width));
+        self.composite.append_row(&mut RowBlender::default(), (data, shape, data_type), position, &mut row);
+        for [r, g, b] in row.as_chunks::<3>().0 {
+            let (y, cb, cr) = rgb_to_ycbcr(*r, *g, *b);
+            luma.push(y);
+            blue.push(cb);
+            red.push(cr);
+        }
     }
 }
 

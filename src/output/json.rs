@@ -22,6 +22,10 @@ impl Format for JsonFormat {
         "json"
     }
 
+    fn is_shown_by_browsers(&self) -> bool {
+        true
+    }
+
     fn media_type(&self) -> &'static str {
         "application/json"
     }

@@ -4,14 +4,18 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod accept;
+mod colours;
+mod composite;
 mod encoding;
 mod image;
+mod image_stack;
 mod jpeg;
 mod json;
 mod n5_block;
 mod npy;
 mod png;
 mod raw;
+mod thumbnail;
 mod tiff;
 
 use std::fmt;
@@ -21,7 +25,12 @@ use bytes::Bytes;
 use n5_format::{Array, DataType};
 
 pub use accept::{accept_weight, best_media_type};
-pub use encoding::{AxisOrder, EncodeError, EncodeOptions, EncodedPiece, Endian};
+pub use colours::{
+    Colour, Composite, CompositeChannel, MAX_CHANNELS, colour_names, default_colour, label_colour, parse_colour,
+};
+pub use encoding::{AxisOrder, EncodeError, EncodeOptions, EncodedPiece, Endian, StackAxis, StackAxisKind};
+
+pub use thumbnail::{Thumbnail, ThumbnailContent, ThumbnailFormat, empty_plane};
 
 use encoding::element_count;
 
@@ -90,8 +99,18 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Returns the media type, without parameters.
     fn media_type(&self) -> &'static str;
 
-    /// Returns those of the parameters `endian`, `window` and `quality` that this format uses. A request that has one
-    /// of these parameters is refused if the format does not use it.
+    /// Returns the suffix of files in this format, without a dot.
+    fn file_suffix(&self) -> &'static str {
+        self.name()
+    }
+
+    /// Returns true if browsers show this format themselves. They save other formats.
+    fn is_shown_by_browsers(&self) -> bool {
+        false
+    }
+
+    /// Returns those of the parameters `endian`, `window`, `channels`, `colors` and `quality` that this format uses. A
+    /// request that has one of these parameters is refused if the format does not use it.
     fn parameters(&self) -> &'static [&'static str] {
         &[]
     }
@@ -105,6 +124,11 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Returns true if HTTP compression is worthwhile. It is not for a format that is compressed already, or whose
     /// usual clients do not decompress responses.
     fn is_compressible(&self) -> bool {
+        false
+    }
+
+    /// Returns true if this format uses [`EncodeOptions::axes`].
+    fn is_calibrated(&self) -> bool {
         false
     }
 
@@ -231,20 +255,26 @@ pub fn check_supported<F: Format + ?Sized>(
     let parameters = [
         ("endian", options.endian == Endian::Big),
         ("window", options.window.is_some()),
+        ("channels", options.composite.is_some()),
         ("quality", options.quality.is_some()),
     ];
-    for (parameter, is_given) in parameters {
-        if is_given && !format.parameters().contains(&parameter) {
-            let supporting_formats = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
-            let names: Vec<&str> = supporting_formats.map(|format| format.name()).collect();
-            return Err(format!(
-                "{parameter} is for format={} only, but the format is {}",
-                names.join(" or "),
-                format.name()
-            ));
-        }
+    for (parameter, _) in parameters.iter().filter(|(_, is_given)| *is_given) {
+        check_parameter(format, parameter)?;
     }
     format.supports(shape, data_type, options)
+}
+
+/// Checks that `format` uses a parameter.
+///
+/// # Errors
+/// Returns a text for the client: the formats that use the parameter.
+pub fn check_parameter<F: Format + ?Sized>(format: &F, parameter: &str) -> Result<(), String> {
+    if format.parameters().contains(&parameter) {
+        return Ok(());
+    }
+    let supporting_formats = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
+    let names: Vec<&str> = supporting_formats.map(|format| format.name()).collect();
+    Err(format!("{parameter} is for format={} only, but the format is {}", names.join(" or "), format.name()))
 }
 
 /// All output formats. The first one is the default, and wins among equally acceptable ones.
@@ -337,7 +367,8 @@ mod tests {
         let endian = EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
         let window = EncodeOptions { window: Some((0.0, 1.0)), ..EncodeOptions::default() };
         let quality = EncodeOptions { quality: Some(50), ..EncodeOptions::default() };
-        for (options, supporting_formats) in [(endian, &["raw"][..]), (window, &["png", "jpeg"]), (quality, &["jpeg"])]
+        for (options, supporting_formats) in
+            [(endian, &["raw"][..]), (window, &["png", "jpeg", "tiff"]), (quality, &["jpeg"])]
         {
             for format in FORMATS {
                 let accepted = check_supported(*format, &[2, 2], &DataType::UInt8, &options);

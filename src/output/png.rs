@@ -1,4 +1,4 @@
-//! `png`: lossless grey images of 8 or 16 bits.
+//! `png`: lossless grey images of 8 or 16 bits, and colour images of several channels.
 //!
 //! The crate png-gray encodes a few rows at a time: it puts them into PNG's byte order, filters and compresses them
 //! while they are in the core's cache. No second image is held in memory.
@@ -8,12 +8,13 @@ use std::ops::Range;
 use bytes::Bytes;
 use png_gray::{BitDepth, ImageLayout, MAX_SIDE, PieceChecksum, Pixels};
 
+use super::composite::RowBlender;
 use super::encoding::{EncodeError, EncodeOptions, EncodedPiece, buffer_from};
 use super::image::{append_windowed, check_window, plane_size};
 use super::{Format, PiecewiseFormat};
 use n5_format::{Array, DataType};
 
-/// A plane or a line as a grey image.
+/// A plane or a line as a grey image, or the channels of a plane as a colour image.
 ///
 /// The first axis longer than 1 runs to the right and the second one down, regardless of the requested order. uint8 and
 /// uint16 are shown unchanged unless a window is given. A window makes an image of 8 bits: its first value is black,
@@ -26,23 +27,36 @@ impl Format for PngFormat {
         "png"
     }
 
+    fn is_shown_by_browsers(&self) -> bool {
+        true
+    }
+
     fn media_type(&self) -> &'static str {
         "image/png"
     }
 
     fn supports(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
+        if let Some(composite) = &options.composite {
+            composite.check(self.name(), shape)?;
+            return plane_size(self.name(), &composite.image_shape(shape), MAX_SIDE.into()).map(|_| ());
+        }
         plane_size(self.name(), shape, MAX_SIDE.into())?;
         check_window(self.name(), &[DataType::UInt8, DataType::UInt16], data_type, options)
     }
 
     fn parameters(&self) -> &'static [&'static str] {
-        &["window"]
+        &["window", "channels", "colors"]
     }
 
     fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         layout(shape, data_type, options).map_or(u64::MAX, |layout| {
+            let blender_bytes = options.composite.as_ref().map_or(0, |composite| {
+                let width = composite.image_shape(shape).into_iter().find(|size| *size > 1).unwrap_or(1);
+                RowBlender::memory_bytes(width, data_type.size_bytes().unwrap_or(1) as u64)
+            });
             let piece_bytes =
                 layout.max_piece_bytes().saturating_add(layout.scratch_bytes(is_converted(data_type, options)));
+            let piece_bytes = piece_bytes.saturating_add(blender_bytes);
             piece_bytes.saturating_mul(layout.piece_count() as u64)
         })
     }
@@ -79,6 +93,14 @@ impl PiecewiseFormat for PngFormat {
         let row_count = layout.height().max(1) as usize;
         let row_bytes = array.data.len().checked_div(row_count).unwrap_or(0);
         let convert = |rows: Range<u32>, pixels: &mut Vec<u8>| {
+            if let Some(composite) = &options.composite {
+                let mut blender = RowBlender::default();
+                let elements = (array.data.as_ref(), array.shape.as_slice(), &array.data_type);
+                for row in rows {
+                    composite.append_row(&mut blender, elements, (row as usize, layout.width() as usize), pixels);
+                }
+                return;
+            }
             let offset = |row: u32| (row as usize).saturating_mul(row_bytes);
             let elements = array.data.get(offset(rows.start)..offset(rows.end)).unwrap_or_default();
             match options.window {
@@ -109,6 +131,10 @@ impl PiecewiseFormat for PngFormat {
 
 /// Returns the layout of a plane as an image; `None` if the shape is not a plane.
 fn layout(shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<ImageLayout> {
+    if let Some(composite) = &options.composite {
+        let (width, height) = plane_size("png", &composite.image_shape(shape), MAX_SIDE.into()).ok()?;
+        return ImageLayout::rgb(width, height);
+    }
     let (width, height) = plane_size("png", shape, MAX_SIDE.into()).ok()?;
     let is_wide = *data_type == DataType::UInt16 && options.window.is_none();
     ImageLayout::new(width, height, if is_wide { BitDepth::Sixteen } else { BitDepth::Eight })
@@ -116,7 +142,26 @@ fn layout(shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Optio
 
 /// Returns true if the elements must be converted to get the pixels.
 fn is_converted(data_type: &DataType, options: &EncodeOptions) -> bool {
-    options.window.is_some() || *data_type == DataType::UInt16
+    options.composite.is_some() || options.window.is_some() || *data_type == DataType::UInt16
+}
+
+/// Encodes an image whose pixels are ready: grey values, or red, green and blue.
+///
+/// # Errors
+/// Returns [`EncodeError`] if the pixels do not match the size, or if there is no memory.
+pub(super) fn encode_pixels((width, height): (u32, u32), is_rgb: bool, pixels: &[u8]) -> Result<Bytes, EncodeError> {
+    let fault = |reason: String| EncodeError::Encoder { format: "png", reason };
+    let layout =
+        if is_rgb { ImageLayout::rgb(width, height) } else { ImageLayout::new(width, height, BitDepth::Eight) };
+    let layout = layout.ok_or_else(|| fault(format!("no image has {width} x {height} pixels")))?;
+    let mut file = Vec::new();
+    let mut checksums = Vec::new();
+    for number in 0..layout.piece_count() {
+        let piece = layout.encode_piece(number, Pixels::Stored(pixels), &mut file);
+        checksums.push(piece.map_err(|error| fault(error.to_string()))?);
+    }
+    file.extend_from_slice(&png_gray::trailer(&checksums));
+    Ok(file.into())
 }
 
 #[cfg(test)]

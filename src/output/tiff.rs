@@ -6,29 +6,28 @@
 
 use bytes::Bytes;
 
-use super::encoding::{EncodeError, EncodeOptions, element_count};
-use super::image::long_axes;
+use super::encoding::{EncodeError, EncodeOptions, buffer, element_count};
+use super::image_stack::{StackCalibration, StackLayout, fraction};
 use super::{Format, StreamedFormat};
 use n5_format::{Array, DataType};
 
 /// Directories of all pages, then the elements of all pages without gaps.
 ///
-/// Of the axes longer than 1, the first runs to the right, the second down, and the third across the pages. The file is
+/// Of the axes longer than 1, the first runs to the right, the second down, and the others across the pages, unless
+/// axes are known to be x and y. Axes that are known to be channels or time are pages: channels first, then slices, then frames, as ImageJ orders them. If the
+/// elements are in another order, they are arranged in memory, and the file is not streamed. The file is
 /// little-endian, has one strip per page, and shows 0 as black. A file of up to 4 GiB is a classic TIFF, with a
-/// description that makes ImageJ show a stack. A larger file is a BigTIFF.
+/// description from which ImageJ takes the dimensions and the calibration. A larger file is a BigTIFF.
 ///
 /// Source: TIFF 6.0 §2 and §19 (`SampleFormat`); BigTIFF: <https://www.awaresystems.be/imaging/tiff/bigtiff.html>.
 #[derive(Debug)]
 pub(super) struct TiffFormat;
 
-/// Maximum number of pages, which keeps the directories small relative to the images. ImageJ does not support more.
-const MAX_PAGES: u32 = 65_535;
-
-/// Maximum number of pixels per side.
-const MAX_SIDE: u64 = (1 << 31) - 1;
-
-/// Number of entries of a directory, without the description.
+/// Number of entries of a directory, without the description and the resolution.
 const ENTRIES: u64 = 10;
+
+/// Number of entries that describe the resolution: along both axes, and its unit.
+const RESOLUTION_ENTRIES: u64 = 3;
 
 /// Alignment of the elements in bytes.
 const ALIGNMENT: u64 = 16;
@@ -37,6 +36,7 @@ const ALIGNMENT: u64 = 16;
 const ASCII: u16 = 2;
 const SHORT: u16 = 3;
 const LONG: u16 = 4;
+const RATIONAL: u16 = 5;
 const LONG8: u16 = 16;
 
 impl Format for TiffFormat {
@@ -44,26 +44,52 @@ impl Format for TiffFormat {
         "tiff"
     }
 
+    fn file_suffix(&self) -> &'static str {
+        "tif"
+    }
+
     fn media_type(&self) -> &'static str {
         "image/tiff"
     }
 
-    fn supports(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Result<(), String> {
-        ImageStack::of(shape, data_type).map(|_| ())
+    fn parameters(&self) -> &'static [&'static str] {
+        &["window"]
     }
 
-    /// Returns the size of the directories of all pages.
-    fn encoder_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
-        let pages = shape.iter().copied().filter(|size| *size > 1).nth(2).unwrap_or(1);
-        if element_count(shape) == u64::MAX {
-            u64::MAX
-        } else {
-            pages.saturating_mul(directory_bytes(true, ENTRIES)).saturating_add(512)
-        }
+    fn is_calibrated(&self) -> bool {
+        true
+    }
+
+    fn supports(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
+        ImageStack::of(shape, data_type, options).map(|_| ())
+    }
+
+    /// Returns the size of the directories of all pages and, if the elements must be arranged, of the arranged elements.
+    fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
+        let elements = element_count(shape);
+        let Some(layout) = StackLayout::of("tiff", shape, &options.axes).ok().filter(|_| elements < u64::MAX) else {
+            return u64::MAX;
+        };
+        let directory = directory_bytes(true, ENTRIES.saturating_add(RESOLUTION_ENTRIES));
+        let header_bytes = u64::from(layout.pages).saturating_mul(directory).saturating_add(1024);
+        let arranged_bytes = if layout.is_in_order() { 0 } else { data_type.size_bytes().unwrap_or(1) as u64 };
+        header_bytes.saturating_add(elements.saturating_mul(arranged_bytes))
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        self.encode_whole(array, options)
+        self.check(array, options)?;
+        let Array { shape, data_type, data } = array;
+        let stack = ImageStack::of(shape, data_type, options).map_err(EncodeError::Refused)?;
+        if stack.layout.is_in_order() {
+            return self.encode_whole(array, options);
+        }
+        let header = stack.header_of_file().ok_or_else(|| EncodeError::Encoder {
+            format: self.name(),
+            reason: format!("cannot make a header for the shape {shape:?} of {data_type}"),
+        })?;
+        let mut arranged = buffer(data.len() as u64)?;
+        stack.layout.arrange(data, shape, data_type.size_bytes().unwrap_or(1), &mut arranged);
+        Ok(vec![header.into(), arranged.into()])
     }
 
     fn as_streamed(&self) -> Option<&dyn StreamedFormat> {
@@ -72,21 +98,26 @@ impl Format for TiffFormat {
 }
 
 impl StreamedFormat for TiffFormat {
-    fn header(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Option<Bytes> {
-        let stack = ImageStack::of(shape, data_type).ok()?;
-        stack.header(&stack.layout()?).map(Bytes::from)
+    /// Returns `None` if the elements are not in the order of the file.
+    fn header(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<Bytes> {
+        let stack = ImageStack::of(shape, data_type, options).ok().filter(|stack| stack.layout.is_in_order())?;
+        stack.header_of_file().map(Bytes::from)
     }
 
-    fn header_bytes(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Option<u64> {
-        ImageStack::of(shape, data_type).ok()?.layout().map(|layout| layout.first_page_offset)
+    fn header_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<u64> {
+        let stack = ImageStack::of(shape, data_type, options).ok().filter(|stack| stack.layout.is_in_order())?;
+        stack.file_layout().map(|layout| layout.first_page_offset)
     }
 }
 
 /// Properties that all pages share.
 struct ImageStack {
-    width: u32,
-    height: u32,
-    pages: u32,
+    layout: StackLayout,
+    calibration: StackCalibration,
+    /// Displayed range.
+    window: Option<(f64, f64)>,
+    /// Pixels per unit of length along both axes, as fractions.
+    resolution: Option<[(u32, u32); 2]>,
     bits: u16,
     /// 1 for unsigned, 2 for signed, 3 for floating-point. Source: TIFF 6.0 §19.
     sample_format: u16,
@@ -99,6 +130,8 @@ struct FileLayout {
     /// ImageJ's description of a stack; empty in the file of a single page and in a BigTIFF.
     description: String,
     description_offset: u64,
+    /// Position of the resolution in a classic TIFF; `None` if it is unknown. A BigTIFF has it in the directories.
+    resolution_offset: Option<u64>,
     /// Position of the first element, which is the length of the header.
     first_page_offset: u64,
 }
@@ -125,23 +158,16 @@ fn put_offset(out: &mut Vec<u8>, is_big: bool, value: u64) -> Option<()> {
 }
 
 impl ImageStack {
-    fn of(shape: &[u64], data_type: &DataType) -> Result<Self, String> {
-        let sides = long_axes("tiff", shape, MAX_SIDE)?;
-        let mut sides = sides.into_iter();
-        let width = sides.next().unwrap_or(1);
-        let height = sides.next().unwrap_or(1);
-        let pages = sides.next().unwrap_or(1);
-        if sides.next().is_some() {
-            return Err(format!(
-                "tiff needs a plane or a stack with at most three axes longer than 1, but the shape is {shape:?}; \
-                 reduce the other axes to 1 with start and size"
-            ));
-        }
-        if pages > MAX_PAGES {
-            return Err(format!(
-                "a tiff has at most {MAX_PAGES} pages here, but the shape is {shape:?}; request a smaller region"
-            ));
-        }
+    fn of(shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<Self, String> {
+        let layout = StackLayout::of("tiff", shape, &options.axes)?;
+        let calibration = layout.calibration(&options.axes);
+        let per_unit = |size: Option<f64>| size.and_then(|size| fraction(size.recip()));
+        let (x, y) = calibration.pixel_size;
+        // ImageJ takes a missing resolution for 1 pixel per unit.
+        let resolution = match (per_unit(x), per_unit(y)) {
+            (None, None) => None,
+            (x, y) => Some([x.unwrap_or((1, 1)), y.unwrap_or((1, 1))]),
+        };
         let sample_format = match data_type {
             DataType::UInt8 | DataType::UInt16 | DataType::UInt32 | DataType::UInt64 => 1,
             DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => 2,
@@ -150,41 +176,57 @@ impl ImageStack {
         };
         let width_bytes = data_type.size_bytes().unwrap_or(1);
         let bits = u16::try_from(width_bytes.saturating_mul(8)).unwrap_or(u16::MAX);
-        let page_pixels = u64::from(width).saturating_mul(height.into());
+        let page_pixels = u64::from(layout.width).saturating_mul(layout.height.into());
         let page_bytes = page_pixels.saturating_mul(width_bytes as u64);
-        Ok(Self { width, height, pages, bits, sample_format, page_bytes })
+        let window = options.window;
+        Ok(Self { layout, calibration, window, resolution, bits, sample_format, page_bytes })
+    }
+
+    /// Returns all bytes before the elements.
+    fn header_of_file(&self) -> Option<Vec<u8>> {
+        self.header(&self.file_layout()?)
     }
 
     /// Returns the layout of a classic TIFF, or of a BigTIFF if the offsets exceed 32 bits. Returns `None` if they
     /// exceed 64 bits.
-    fn layout(&self) -> Option<FileLayout> {
+    fn file_layout(&self) -> Option<FileLayout> {
         self.layout_of(false).or_else(|| self.layout_of(true))
     }
 
     /// Returns the layout of a BigTIFF or a classic TIFF; `None` if its offsets exceed 64 or 32 bits.
     fn layout_of(&self, is_big: bool) -> Option<FileLayout> {
         // Only a classic TIFF has ImageJ's description, because ImageJ does not support BigTIFF.
-        let description = if self.pages > 1 && !is_big {
-            format!("ImageJ=1.11a\nimages={0}\nslices={0}\nloop=false\n\0", self.pages)
-        } else {
-            String::new()
-        };
-        let first_entries = if description.is_empty() { ENTRIES } else { ENTRIES.checked_add(1)? };
+        let description = if is_big { String::new() } else { self.layout.description(&self.calibration, self.window) };
+        let entries = self.entries();
+        let first_entries = if description.is_empty() { entries } else { entries.checked_add(1)? };
         let other_directories_bytes =
-            directory_bytes(is_big, ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
+            directory_bytes(is_big, entries).checked_mul(u64::from(self.layout.pages).checked_sub(1)?)?;
         let description_offset = file_header_bytes(is_big)
             .checked_add(directory_bytes(is_big, first_entries))?
             .checked_add(other_directories_bytes)?;
-        let first_page_offset =
-            description_offset.checked_add(description.len() as u64)?.checked_next_multiple_of(ALIGNMENT)?;
-        let file_bytes = self.page_bytes.checked_mul(self.pages.into())?.checked_add(first_page_offset)?;
+        let description_end = description_offset.checked_add(description.len() as u64)?.checked_next_multiple_of(8)?;
+        let resolution_offset = self.resolution.filter(|_| !is_big).map(|_| description_end);
+        let resolution_bytes = if resolution_offset.is_some() { 16 } else { 0 };
+        let first_page_offset = description_end.checked_add(resolution_bytes)?.checked_next_multiple_of(ALIGNMENT)?;
+        let file_bytes = self.page_bytes.checked_mul(self.layout.pages.into())?.checked_add(first_page_offset)?;
         let is_addressable = is_big || u32::try_from(file_bytes).is_ok();
-        is_addressable.then_some(FileLayout { is_big, description, description_offset, first_page_offset })
+        is_addressable.then_some(FileLayout {
+            is_big,
+            description,
+            description_offset,
+            resolution_offset,
+            first_page_offset,
+        })
     }
 
-    /// Returns all bytes before the elements.
+    /// Returns the number of entries of a directory, without the description.
+    fn entries(&self) -> u64 {
+        if self.resolution.is_some() { ENTRIES.saturating_add(RESOLUTION_ENTRIES) } else { ENTRIES }
+    }
+
+    /// Returns the bytes before the elements in a file with this layout.
     fn header(&self, layout: &FileLayout) -> Option<Vec<u8>> {
-        let FileLayout { is_big, ref description, description_offset, first_page_offset } = *layout;
+        let FileLayout { is_big, ref description, description_offset, first_page_offset, .. } = *layout;
         let mut out = Vec::with_capacity(usize::try_from(first_page_offset).ok()?);
         out.extend_from_slice(b"II");
         if is_big {
@@ -193,14 +235,21 @@ impl ImageStack {
             out.extend_from_slice(&[42, 0]);
         }
         put_offset(&mut out, is_big, file_header_bytes(is_big))?;
-        for page in 0..self.pages {
+        for page in 0..self.layout.pages {
             let strip_offset = self.page_bytes.checked_mul(page.into())?.checked_add(first_page_offset)?;
             let description_entry =
                 (page == 0 && !description.is_empty()).then_some((description.len() as u64, description_offset));
-            let is_last = page.checked_add(1) == Some(self.pages);
-            self.put_directory(&mut out, is_big, strip_offset, description_entry, is_last)?;
+            let is_last = page.checked_add(1) == Some(self.layout.pages);
+            self.put_directory(&mut out, layout, strip_offset, description_entry, is_last)?;
         }
         out.extend_from_slice(description.as_bytes());
+        if let (Some(offset), Some(resolution)) = (layout.resolution_offset, self.resolution) {
+            out.resize(usize::try_from(offset).ok()?, 0);
+            for (numerator, denominator) in resolution {
+                out.extend_from_slice(&numerator.to_le_bytes());
+                out.extend_from_slice(&denominator.to_le_bytes());
+            }
+        }
         out.resize(usize::try_from(first_page_offset).ok()?, 0);
         Some(out)
     }
@@ -210,12 +259,14 @@ impl ImageStack {
     fn put_directory(
         &self,
         out: &mut Vec<u8>,
-        is_big: bool,
+        layout: &FileLayout,
         strip_offset: u64,
         description: Option<(u64, u64)>,
         is_last: bool,
     ) -> Option<()> {
-        let entries = if description.is_some() { ENTRIES.checked_add(1)? } else { ENTRIES };
+        let is_big = layout.is_big;
+        let entries = self.entries();
+        let entries = if description.is_some() { entries.checked_add(1)? } else { entries };
         if is_big {
             out.extend_from_slice(&entries.to_le_bytes());
         } else {
@@ -230,8 +281,8 @@ impl ImageStack {
             // In little-endian order, a value shorter than its field is at the start, followed by zeros.
             put_offset(out, is_big, value)
         };
-        entry(256, LONG, 1, self.width.into())?;
-        entry(257, LONG, 1, self.height.into())?;
+        entry(256, LONG, 1, self.layout.width.into())?;
+        entry(257, LONG, 1, self.layout.height.into())?;
         entry(258, SHORT, 1, self.bits.into())?;
         // Compression: none. PhotometricInterpretation: black is zero.
         entry(259, SHORT, 1, 1)?;
@@ -241,8 +292,18 @@ impl ImageStack {
         }
         entry(273, offset_type, 1, strip_offset)?;
         entry(277, SHORT, 1, 1)?;
-        entry(278, LONG, 1, self.height.into())?;
+        entry(278, LONG, 1, self.layout.height.into())?;
         entry(279, offset_type, 1, self.page_bytes)?;
+        if let Some(resolution) = self.resolution {
+            for (tag, (numerator, denominator)) in (282..).zip(resolution) {
+                let inline = u64::from(denominator) << 32 | u64::from(numerator);
+                let offset =
+                    layout.resolution_offset.and_then(|offset| offset.checked_add(if tag == 282 { 0 } else { 8 }));
+                entry(tag, RATIONAL, 1, offset.unwrap_or(inline))?;
+            }
+            // Resolution unit: none of those that TIFF knows. ImageJ's description has the unit.
+            entry(296, SHORT, 1, 1)?;
+        }
         entry(339, SHORT, 1, self.sample_format.into())?;
         let field = if is_big { 8 } else { 4 };
         let next = if is_last { 0 } else { (out.len() as u64).checked_add(field)? };
@@ -253,6 +314,7 @@ impl ImageStack {
 #[cfg(test)]
 mod tests {
     use super::super::check_supported;
+    use super::super::encoding::{StackAxis, StackAxisKind};
     use super::*;
 
     /// Returns the tags and values of every page, parsed according to the specification.
@@ -305,6 +367,44 @@ mod tests {
     }
 
     #[test]
+    fn a_calibrated_file_has_a_resolution_on_every_page_and_elements_in_the_order_of_imagej() {
+        let sized = |kind, spacing| StackAxis { kind, spacing, unit: Some(1e-9), position: 0.0 };
+        let axes = vec![
+            sized(StackAxisKind::Space, Some(4.0)),
+            sized(StackAxisKind::Space, Some(2.5)),
+            sized(StackAxisKind::Space, Some(30.0)),
+            sized(StackAxisKind::Channel, None),
+        ];
+        let options = EncodeOptions { axes, window: Some((1.0, 9.0)), ..EncodeOptions::default() };
+        let data: Bytes = (0..24u8).collect::<Vec<u8>>().into();
+        let shape = [2, 2, 3, 2];
+        assert_eq!(TiffFormat.header(&shape, &DataType::UInt8, &options), None);
+        let array = Array { shape: shape.as_slice().into(), data_type: DataType::UInt8, data };
+        let file = TiffFormat.encode(&array, &options).unwrap().concat();
+        let pages = pages(&file);
+        assert_eq!(pages.len(), 6);
+        for (n, page) in pages.iter().enumerate() {
+            let rational = |tag| {
+                let at = usize::try_from(value(page, tag)).unwrap();
+                [at, at + 4].map(|at| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()))
+            };
+            assert_eq!((rational(282), rational(283), value(page, 296)), ([1, 4], [2, 5], 1));
+            let (slice, channel) = (n / 2, n % 2);
+            let offset = usize::try_from(value(page, 273)).unwrap();
+            assert_eq!(usize::from(file[offset]), channel * 12 + slice * 4);
+        }
+        // The same without the third axis is in order, so that it is streamed.
+        let axes = vec![options.axes[0].clone(), options.axes[1].clone(), options.axes[3].clone()];
+        let options = EncodeOptions { axes, ..options };
+        assert!(TiffFormat.header(&[2, 2, 3], &DataType::UInt8, &options).is_some());
+        // A BigTIFF has the resolution in its directories.
+        let header = TiffFormat.header(&[1 << 16, 1 << 14, 5], &DataType::UInt8, &options).unwrap();
+        let bytes = TiffFormat.header_bytes(&[1 << 16, 1 << 14, 5], &DataType::UInt8, &options).unwrap();
+        assert_eq!((header[2], header.len() as u64), (43, bytes));
+        assert_eq!(value(&self::pages(&header)[4], 282), 4 << 32 | 1);
+    }
+
+    #[test]
     fn every_type_states_its_bits_and_sample_format() {
         for (name, bits, kind) in [("uint8", 8, 1), ("int64", 64, 2), ("float32", 32, 3), ("float64", 64, 3)] {
             let header = TiffFormat.header(&[5], &DataType::from_name(name), &EncodeOptions::default()).unwrap();
@@ -332,7 +432,7 @@ mod tests {
         let refusal = |shape: &[u64]| {
             check_supported(&TiffFormat, shape, &DataType::UInt8, &EncodeOptions::default()).unwrap_err()
         };
-        assert!(refusal(&[2, 2, 2, 2]).contains("three axes"));
+        assert!(refusal(&[2, 2, 2, 2, 2, 2]).contains("five axes"));
         assert!(refusal(&[2, 0]).contains("empty"));
         assert!(refusal(&[2, 2, 65_536]).contains("65535 pages"));
         assert!(refusal(&[1 << 31]).contains("2147483647"));

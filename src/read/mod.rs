@@ -14,8 +14,9 @@
 //! 6. `partial_reads` reads only the needed parts of large uncompressed blocks, and pastes these parts.
 //!
 //! `read_stats` counts the blocks. `derived` caches what is encoded from a region. `sample` and `check` load blocks for
-//! statistics and for `verify`, without a canvas.
+//! statistics and for `verify`, without a canvas; `auto_window` caches what pictures need of the statistics.
 
+mod auto_window;
 mod band_stream;
 mod bands;
 mod canvas;
@@ -30,6 +31,7 @@ mod read_stats;
 mod sample;
 mod slice_reader;
 
+pub use auto_window::auto_window;
 pub use band_stream::BandStream;
 pub use bands::{Bands, shrink_until_accepted};
 pub use check::{ValidBlock, check_block};
@@ -38,7 +40,7 @@ pub use plan::{
     PlanError, PlannedSlice, SliceDelivery, SlicePlanner, SliceRefusal, Streaming, has_capacity_for, max_buffered_bytes,
 };
 pub use read_stats::{Fingerprint, ReadStats, fingerprint};
-pub use sample::{SamplePlan, SampleStatistics, plan_sample, sample_statistics};
+pub use sample::{DatasetPart, SamplePlan, SampleStatistics, plan_sample, plan_sample_of, sample_statistics};
 pub use slice_reader::{ReadPurpose, SliceRead, SliceReader};
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::cache::{BlockEntry, Dataset, MemoryPermit, ReadError, ReadOptions};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use crate::store::Key;
-use n5_format::{GridPosition, Statistics, StatisticsAccumulator};
+use n5_format::{BlockGrid, Coords, GridPosition, Statistics, StatisticsAccumulator};
 
 /// Maximum number of blocks in the sample of a dataset that is not read completely.
 const MAX_SAMPLED_BLOCKS: usize = 64;
@@ -33,10 +33,21 @@ const MAX_SAMPLED_COLLECTED: u64 = 1 << 20;
 /// Maximum number of blocks whose existence is checked.
 const MAX_PROBED_BLOCKS: usize = 1024;
 
+/// A part of a dataset: the elements with one index along an axis, such as those of one channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DatasetPart {
+    /// The axis.
+    pub axis: usize,
+    /// The index along the axis.
+    pub index: u64,
+}
+
 /// The blocks of a sample. None of them has been read yet.
 #[derive(Debug, Clone)]
 pub struct SamplePlan {
     dataset: Arc<Dataset>,
+    /// The part of the dataset whose elements count; `None` for the whole dataset.
+    part: Option<DatasetPart>,
     /// Positions of the blocks that exist.
     positions: Vec<GridPosition>,
     /// Number of blocks of the dataset's grid.
@@ -77,7 +88,20 @@ pub struct SampleStatistics {
 /// # Errors
 /// Returns [`ReadError`] if the store fails.
 pub async fn plan_sample(container: &Container, dataset: &Arc<Dataset>) -> Result<SamplePlan, ReadError> {
-    let grid = dataset.attributes.grid();
+    plan_sample_of(container, dataset, None).await
+}
+
+/// Like [`plan_sample`], but for a part of the dataset if `part` is given.
+///
+/// # Errors
+/// Returns [`ReadError`] if the store fails.
+pub async fn plan_sample_of(
+    container: &Container,
+    dataset: &Arc<Dataset>,
+    part: Option<DatasetPart>,
+) -> Result<SamplePlan, ReadError> {
+    let whole_grid = dataset.attributes.grid();
+    let grid = part.map_or_else(|| whole_grid.clone(), |part| part.grid(whole_grid));
     let blocks_total = grid.shape().iter().fold(1_u128, |blocks, count| blocks.saturating_mul(u128::from(*count)));
     let max_elements = max_sample_elements(container, dataset, true);
     let covers_dataset =
@@ -85,6 +109,7 @@ pub async fn plan_sample(container: &Container, dataset: &Arc<Dataset>) -> Resul
     let wanted_blocks = if covers_dataset { MAX_EXHAUSTIVE_BLOCKS } else { max_sampled_blocks(dataset) };
     let mut sample = SamplePlan {
         dataset: Arc::clone(dataset),
+        part,
         positions: Vec::new(),
         blocks_total,
         blocks_missing: 0,
@@ -92,7 +117,15 @@ pub async fn plan_sample(container: &Container, dataset: &Arc<Dataset>) -> Resul
         covers_dataset,
         fingerprint: Fingerprint::default(),
     };
-    let mut candidates = grid.spread_positions().take(MAX_PROBED_BLOCKS);
+    let to_dataset = |mut position: GridPosition| {
+        if let Some(part) = part
+            && let Some(coordinate) = position.get_mut(part.axis)
+        {
+            *coordinate = part.index / whole_grid.block_size().get(part.axis).copied().unwrap_or(1).max(1);
+        }
+        position
+    };
+    let mut candidates = grid.spread_positions().take(MAX_PROBED_BLOCKS).map(to_dataset);
     while sample.positions.len() < wanted_blocks {
         let batch: Vec<GridPosition> = candidates.by_ref().take(wanted_blocks - sample.positions.len()).collect();
         if batch.is_empty() {
@@ -112,6 +145,29 @@ fn max_sampled_blocks(dataset: &Dataset) -> usize {
     usize::try_from(max_elements / block_elements).unwrap_or(MAX_SAMPLED_BLOCKS).clamp(1, MAX_SAMPLED_BLOCKS)
 }
 
+impl DatasetPart {
+    /// Returns a grid of those blocks of `whole` that hold elements of this part. Along the axis, it has one element.
+    fn grid(self, whole: &BlockGrid) -> BlockGrid {
+        let single = |mut sizes: Coords| {
+            if let Some(size) = sizes.get_mut(self.axis) {
+                *size = (*size).min(1);
+            }
+            sizes
+        };
+        let dimensions = single(whole.dimensions().clone());
+        BlockGrid::new(dimensions, single(whole.block_size().clone())).unwrap_or_else(|| whole.clone())
+    }
+
+    /// Returns the offset in bytes of this part's first element in a block of `size`; `None` if the block has none.
+    fn offset(self, dataset: &Dataset, size: &[u64]) -> Option<usize> {
+        let attributes = &dataset.attributes;
+        let within = self.index.checked_rem(*attributes.block_size().get(self.axis)?)?;
+        let plane = element_count(size.get(..self.axis)?);
+        let offset = within.checked_mul(plane)?.checked_mul(attributes.data_type().size_bytes()? as u64)?;
+        usize::try_from(offset).ok().filter(|_| size.get(self.axis).is_some_and(|count| within < *count))
+    }
+}
+
 fn element_count(shape: &[u64]) -> u64 {
     shape.iter().copied().fold(1, u64::saturating_mul)
 }
@@ -127,17 +183,25 @@ impl SamplePlan {
                 self.positions.push(position);
             } else {
                 self.blocks_missing += 1;
-                let elements = element_count(&self.dataset.attributes.grid().clipped_size(&position));
+                let elements = element_count(&self.clipped_size(&position));
                 self.elements_missing = self.elements_missing.saturating_add(elements);
             }
         }
         Ok(())
     }
 
+    /// Returns the size of the box of elements that count in the block at `position`.
+    fn clipped_size(&self, position: &GridPosition) -> Coords {
+        let mut size = self.dataset.attributes.grid().clipped_size(position);
+        if let Some(size) = self.part.and_then(|part| size.get_mut(part.axis)) {
+            *size = (*size).min(1);
+        }
+        size
+    }
+
     /// Returns the number of elements of the blocks that exist.
     fn element_count(&self) -> u64 {
-        let grid = self.dataset.attributes.grid();
-        let elements = self.positions.iter().map(|position| element_count(&grid.clipped_size(position)));
+        let elements = self.positions.iter().map(|position| element_count(&self.clipped_size(position)));
         elements.fold(0, u64::saturating_add)
     }
 }
@@ -225,9 +289,11 @@ async fn read_blocks(
                 Err(error) => return Err(error),
             }
         }
+        let blocks = readable.into_iter().map(|(position, entry)| (sample.clipped_size(&position), entry)).collect();
         let job_dataset = Arc::clone(dataset);
+        let part = sample.part;
         let accumulate = move || {
-            accumulation.push(&job_dataset, readable);
+            accumulation.push(&job_dataset, part, blocks);
             accumulation
         };
         accumulation = container.resources.cpu.run(Priority::Low, dataset.id, accumulate).await?;
@@ -266,14 +332,15 @@ impl Accumulation {
         Ok(Self { accumulator, memory, pushed_elements: 0, blocks_read: 0, blocks_unreadable: 0, first_error: None })
     }
 
-    /// Accumulates the elements of blocks of `dataset`.
-    fn push(&mut self, dataset: &Dataset, blocks: Vec<(GridPosition, Arc<BlockEntry>)>) {
+    /// Accumulates the elements of blocks of `dataset` that are in `part`. Each block comes with the size of the box of
+    /// these elements.
+    fn push(&mut self, dataset: &Dataset, part: Option<DatasetPart>, blocks: Vec<(Coords, Arc<BlockEntry>)>) {
         self.blocks_read += blocks.len() as u64;
-        for (position, entry) in blocks {
-            if let Some(block) = entry.block() {
-                let clipped_size = dataset.attributes.grid().clipped_size(&position);
-                self.pushed_elements += self.accumulator.push_block(&block.data, &block.size, &clipped_size);
-            }
+        for (clipped_size, entry) in blocks {
+            let Some(block) = entry.block() else { continue };
+            let Some(offset) = part.map_or(Some(0), |part| part.offset(dataset, &block.size)) else { continue };
+            let data = block.data.get(offset..).unwrap_or_default();
+            self.pushed_elements += self.accumulator.push_block(data, &block.size, &clipped_size);
         }
     }
 

@@ -18,6 +18,7 @@ mod lookup;
 mod node;
 mod precomputed;
 mod reencoded;
+mod volume;
 mod zarr2;
 mod zarr3;
 mod zarr_array;
@@ -36,6 +37,7 @@ pub use chunk::{Chunk, ChunkSource, EncodedChunk};
 pub use chunk_encoder::{ChunkEncoder, StreamLayout};
 pub use lookup::{ResolvedKey, ViewLookup};
 pub use node::{LoadedNode, read_node, read_node_with_text};
+pub use volume::{MAX_SEARCHED, Volume, VolumeLevel, find_volume, read_volume};
 
 /// All views. The first segment of a path selects the view.
 pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3, &precomputed::Precomputed];

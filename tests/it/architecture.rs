@@ -65,11 +65,11 @@ const ORDER: &[(&str, &str)] = &[
     ("fastpath", "thread_cache reply"),
     (
         "http",
-        "authorization routes slice_request compress body request observe app admission exposition forwarded credentials readiness common_headers mount respond query options route problem redact viewer_files embedded_viewer",
+        "authorization routes slice_picture slice_request slice_source file_name compress body request observe app admission exposition forwarded credentials readiness common_headers mount respond query options route problem redact viewer_files embedded_viewer",
     ),
     ("http::admission", "client_limits fair_polling in_flight stalled_store_limit"),
     ("http::query", "slice_query numpy_index params"),
-    ("http::routes", "info operations slice stats view viewer stored listing page"),
+    ("http::routes", "info operations slice stats thumbnail view viewer stored listing page"),
     (
         "n5_format",
         "array convert range_reads block attributes document compression json_object json statistics data_type grid",
@@ -77,14 +77,14 @@ const ORDER: &[(&str, &str)] = &[
     ("n5_format::compression", "encoding blosc bzip2 blosc_sys gzip lz4 raw xz zstd stream codec"),
     (
         "n5_metadata",
-        "description canonical compatibility coordinate_space neuroglancer tensorstore codec units volume multiscale calibration voxel_size node problem json_values",
+        "description canonical channels compatibility coordinate_space neuroglancer tensorstore codec units volume multiscale calibration voxel_size node problem json_values",
     ),
     ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera pyramid"),
-    ("output", "accept jpeg json n5_block npy png raw tiff image encoding"),
+    ("output", "accept thumbnail jpeg json n5_block npy png raw tiff composite image_stack image encoding colours"),
     ("png_gray", "layout deflate filter huffman"),
     (
         "read",
-        "check derived band_stream slice_reader sample gather partial_reads nonblocking_gather canvas read_stats plan existing_blocks bands",
+        "auto_window check derived band_stream slice_reader sample gather partial_reads nonblocking_gather canvas read_stats plan existing_blocks bands",
     ),
     ("runtime", "cpu_pool off_thread watched_files allocator fair_queue"),
     ("runtime::fair_queue", "semaphore single_flight state flow"),
@@ -97,7 +97,7 @@ const ORDER: &[(&str, &str)] = &[
     ("verify", "aggregator previous_run event walk prefetch walk_item checks entries finding retry"),
     (
         "view",
-        "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array axis_order lookup chunk chunk_encoder node",
+        "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array axis_order lookup chunk chunk_encoder volume node",
     ),
     ("view::precomputed", "scale compressed_segmentation image"),
 ];

@@ -148,7 +148,8 @@ async fn invalid_parameters_are_refused_with_the_allowed_values() {
     for (query, hint) in [
         ("format=jpeg", "two axes"),
         ("format=jpeg&select=:,:,0", "window=lo,hi"),
-        ("format=tiff&window=0,1", "format=png or jpeg only"),
+        ("format=npy&window=0,1", "format=png or jpeg or tiff only"),
+        ("format=tiff&window=0,1;2,3", "one window"),
         ("format=n5&endian=big", "format=raw only"),
         ("quality=50", "format=jpeg only"),
         ("format=jpeg&quality=0", "from 1"),

@@ -40,6 +40,23 @@ const MULTISCALES: Projection = Projection::First(
     ]),
 );
 
+/// Maximum number of channels whose display is read.
+const MAX_CHANNELS: usize = 256;
+
+/// Projection of `omero`, the display of OME-NGFF's channels.
+const OMERO: Projection = Projection::Members(&[(
+    "channels",
+    Projection::First(
+        MAX_CHANNELS,
+        &Projection::Members(&[
+            ("label", Projection::Shallow),
+            ("color", Projection::Shallow),
+            ("active", Projection::Shallow),
+            ("window", Projection::Members(&[("start", Projection::Shallow), ("end", Projection::Shallow)])),
+        ]),
+    ),
+)]);
+
 /// Interpreted members: name, maximum memory in bytes, and projection. The array attributes come first, so that no
 /// other member can use up their share of the memory.
 ///
@@ -75,9 +92,11 @@ const INTERPRETED: &[(&str, u64, Projection)] = &[
             ("version", Projection::Shallow),
             ("image-label", Projection::Shallow),
             ("multiscales", MULTISCALES),
+            ("omero", OMERO),
         ]),
     ),
     ("multiscales", MAX_INTERPRETED_BYTES, MULTISCALES),
+    ("omero", MAX_INTERPRETED_BYTES, OMERO),
 ];
 
 /// Reason why the bytes of an `attributes.json` cannot be read as attributes.
@@ -316,7 +335,7 @@ mod tests {
         let document = parse(&format!(
             r#"{{"history":{long},"axes":["x"],"omero":{long},"axes":["y"],"over":1e999,"lone":"\ud800","\u0075nit":"nm"}}"#
         ));
-        assert_eq!(Value::Object(document.members().clone()), json!({"axes": ["y"], "unit": "nm"}));
+        assert_eq!(Value::Object(document.members().clone()), json!({"axes": ["y"], "unit": "nm", "omero": []}));
         assert!(document.unreadable().is_empty() && document.tree_bytes() < 2000, "{document:?}");
     }
 
@@ -332,10 +351,22 @@ mod tests {
         let image = json!([{"datasets": [{"path": "s0"}], "version": "0.4"}]);
         assert_eq!(
             Value::Object(document.members().clone()),
-            json!({"multiscales": image, "ome": {"version": "0.6", "multiscales": image}, "codecs": [],
+            json!({"multiscales": image, "ome": {"version": "0.6", "multiscales": image, "omero": []}, "codecs": [],
                 "painteraData": {}, "cellmap": {"annotation": {}}, "image-label": {}, "maxId": 7})
         );
         assert!(document.unreadable().is_empty() && document.tree_bytes() < 20_000, "{document:?}");
+    }
+
+    #[test]
+    fn of_omero_only_the_display_of_the_channels_is_kept() {
+        let long = format!("[{}1]", "{\"\":0},".repeat(100_000));
+        let window = r#""window":{"min":0,"start":1,"end":2,"max":3}"#;
+        let document = parse(&format!(
+            r#"{{"omero":{{"id":1,"rdefs":{long},"channels":[{{"label":"a","color":"00FF00","active":true,"family":{long},{window}}}]}}}}"#
+        ));
+        let channel = json!({"label": "a", "color": "00FF00", "active": true, "window": {"start": 1, "end": 2}});
+        assert_eq!(Value::Object(document.members().clone()), json!({"omero": {"channels": [channel]}}));
+        assert!(document.unreadable().is_empty() && document.tree_bytes() < 8000, "{document:?}");
     }
 
     #[test]

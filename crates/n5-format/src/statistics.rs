@@ -188,6 +188,29 @@ impl StatisticsAccumulator {
 }
 
 impl Statistics {
+    /// Percentages for which percentiles must be computed before [`Self::auto_window`] is called.
+    pub const WINDOW_PERCENTAGES: [f64; 2] = [1.0, 99.9];
+
+    /// Returns the values that a picture shows as black and as white: the 1st and the 99.9th percentile. A few extreme
+    /// elements, such as hot pixels, then do not determine the contrast.
+    ///
+    /// If both are equal, the window is from the smallest to the largest finite element. If these are equal, too, it
+    /// lies between 0 and this value; without a finite element, or if all are 0, it is from 0 to 1. The statistics must
+    /// have the percentiles for [`Self::WINDOW_PERCENTAGES`].
+    pub fn auto_window(&self) -> (f64, f64) {
+        let percentiles = self.percentiles.as_deref().unwrap_or_default();
+        let ends = [(percentiles.first(), percentiles.last()), (self.min.as_ref(), self.max.as_ref())];
+        let ends = ends.map(|(low, high)| low.zip(high).map(|(low, high)| (low.as_f64(), high.as_f64())));
+        if let Some(window) = ends.into_iter().flatten().find(|(low, high)| high - low > 0.0) {
+            return window;
+        }
+        match ends.into_iter().flatten().next() {
+            Some((value, _)) if value > 0.0 => (0.0, value),
+            Some((value, _)) if value < 0.0 => (value, 0.0),
+            _ => (0.0, 1.0),
+        }
+    }
+
     /// Returns the statistics of `elements` elements that are zero because their blocks are missing. These elements do
     /// not count as examined.
     pub fn of_zeros(data_type: &DataType, elements: u64, bins: usize, percentages: &[f64]) -> Option<Self> {

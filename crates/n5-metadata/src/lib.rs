@@ -2,6 +2,7 @@
 
 mod calibration;
 mod canonical;
+mod channels;
 mod codec;
 mod compatibility;
 mod coordinate_space;
@@ -18,6 +19,7 @@ mod voxel_size;
 
 pub use calibration::Calibration;
 pub use canonical::{canonical_attributes, canonical_group_attributes, is_inherited_by_neuroglancer};
+pub use channels::{ChannelDisplay, channel_displays};
 pub use codec::{CodecEquivalents, Hdf5Filter, codec_equivalents, compression_with_defaults};
 pub use compatibility::Compatibility;
 pub use coordinate_space::{Axis, AxisKind, CoordinateSpace};

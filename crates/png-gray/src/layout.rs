@@ -103,6 +103,8 @@ pub struct ImageLayout {
     width: u32,
     height: u32,
     depth: BitDepth,
+    /// True if a pixel is red, green and blue, and not a grey value.
+    is_rgb: bool,
     /// Number of pieces, which can be encoded in parallel.
     pieces: u64,
     /// Rows per piece; the last piece may have fewer.
@@ -112,13 +114,23 @@ pub struct ImageLayout {
 }
 
 impl ImageLayout {
-    /// Returns the layout of an image, or `None` if a side is 0 or exceeds [`MAX_SIDE`].
+    /// Returns the layout of a grey image, or `None` if a side is 0 or exceeds [`MAX_SIDE`].
     pub fn new(width: u32, height: u32, depth: BitDepth) -> Option<Self> {
+        Self::with_colour(width, height, depth, false)
+    }
+
+    /// Returns the layout of a colour image, whose pixels are three bytes: red, green and blue. Returns `None` if a side
+    /// is 0 or exceeds [`MAX_SIDE`].
+    pub fn rgb(width: u32, height: u32) -> Option<Self> {
+        Self::with_colour(width, height, BitDepth::Eight, true)
+    }
+
+    fn with_colour(width: u32, height: u32, depth: BitDepth, is_rgb: bool) -> Option<Self> {
         if !(1..=MAX_SIDE).contains(&width) || !(1..=MAX_SIDE).contains(&height) {
             return None;
         }
         let rows = u64::from(height);
-        let whole = Self { width, height, depth, pieces: 1, rows_per_piece: rows, rows_per_part: rows };
+        let whole = Self { width, height, depth, is_rgb, pieces: 1, rows_per_piece: rows, rows_per_part: rows };
         let row_bytes = whole.row_bytes();
         let pieces = row_bytes.saturating_mul(rows).checked_div(MIN_PIECE_BYTES).unwrap_or(1);
         let rows_per_piece = rows.div_ceil(pieces.clamp(1, MAX_PIECES.min(rows)));
@@ -130,6 +142,11 @@ impl ImageLayout {
             rows_per_part: rows_per_piece.div_ceil(parts),
             ..whole
         })
+    }
+
+    /// Returns the number of pixels per row.
+    pub fn width(&self) -> u32 {
+        self.width
     }
 
     /// Returns the number of rows.
@@ -209,15 +226,19 @@ impl ImageLayout {
         write_chunk(out, *b"IHDR", |out| {
             out.extend_from_slice(&self.width.to_be_bytes());
             out.extend_from_slice(&self.height.to_be_bytes());
-            // These bytes say: bit depth, greyscale, the only compression and filter methods, and no interlacing.
+            // These bytes say: bit depth, colour type, the only compression and filter methods, and no interlacing.
             let bits = if self.depth == BitDepth::Sixteen { 16 } else { 8 };
-            out.extend_from_slice(&[bits, 0, 0, 0, 0]);
+            out.extend_from_slice(&[bits, if self.is_rgb { 2 } else { 0 }, 0, 0, 0]);
         });
+    }
+
+    fn pixel_bytes(&self) -> usize {
+        if self.is_rgb { 3 } else { self.depth.pixel_bytes() }
     }
 
     /// Bytes per row, without the filter byte.
     fn row_bytes(&self) -> u64 {
-        u64::from(self.width).saturating_mul(self.depth.pixel_bytes() as u64)
+        u64::from(self.width).saturating_mul(self.pixel_bytes() as u64)
     }
 
     /// Size of a filtered part in bytes.
@@ -250,7 +271,7 @@ impl<'a> PieceParts<'a> {
             }
         }
         let row_bytes = to_usize(layout.row_bytes())?;
-        Ok(Self { pixels, row_bytes, pixel_bytes: layout.depth.pixel_bytes(), converted })
+        Ok(Self { pixels, row_bytes, pixel_bytes: layout.pixel_bytes(), converted })
     }
 
     /// Returns the next part, whose rows are `range`.

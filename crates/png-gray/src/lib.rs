@@ -1,4 +1,4 @@
-//! A fast encoder of lossless grey PNG images with 8 or 16 bits per pixel.
+//! A fast encoder of lossless PNG images: grey with 8 or 16 bits per pixel, or colour with 8 bits per channel.
 //!
 //! It is made for images from instruments such as microscopes. Such images are noisy, so a search for repetitions would
 //! find little. Rows are filtered, and each part of about 60 KB gets its own Huffman codes. An image can be encoded in
@@ -187,6 +187,27 @@ mod tests {
         }
         file.extend(trailer(&checksums));
         assert_eq!(file, encode(700, 900, BitDepth::Sixteen, &pixels).unwrap());
+    }
+
+    #[test]
+    fn a_colour_image_round_trips_in_pieces() {
+        for (width, height) in [(1, 1), (3, 5), (300, 700)] {
+            let layout = ImageLayout::rgb(width, height).unwrap();
+            let pixels: Vec<u8> =
+                noise(5).take((width * height * 3) as usize).map(|n| n.to_le_bytes()[0] >> (n % 8)).collect();
+            let mut file = Vec::new();
+            let mut checksums = Vec::new();
+            for number in 0..layout.piece_count() {
+                checksums.push(layout.encode_piece(number, Pixels::Stored(&pixels), &mut file).unwrap());
+            }
+            file.extend(trailer(&checksums));
+            let mut reader = png::Decoder::new(std::io::Cursor::new(&file)).read_info().unwrap();
+            let mut decoded = vec![0; reader.output_buffer_size().unwrap()];
+            let info = reader.next_frame(&mut decoded).unwrap();
+            assert_eq!((info.color_type, info.width, info.height), (ColorType::Rgb, width, height));
+            assert_eq!(decoded, pixels);
+        }
+        assert_eq!(ImageLayout::rgb(0, 1), None);
     }
 
     #[test]

@@ -7,5 +7,6 @@ pub(crate) mod page;
 pub(crate) mod slice;
 pub(crate) mod stats;
 pub(crate) mod stored;
+pub(crate) mod thumbnail;
 pub(crate) mod view;
 pub(crate) mod viewer;

@@ -1,9 +1,11 @@
 //! `GET /slice/{dataset}`: samples of a dataset in the format that the client asks for.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::header::{
-    ACCEPT, ACCEPT_ENCODING, ACCEPT_RANGES, CONTENT_ENCODING, HeaderMap, HeaderName, IF_MATCH, IF_NONE_MATCH,
+    ACCEPT, ACCEPT_ENCODING, ACCEPT_RANGES, CONTENT_DISPOSITION, CONTENT_ENCODING, HeaderMap, HeaderName, IF_MATCH,
+    IF_NONE_MATCH,
 };
 use axum::http::{HeaderValue, Method};
 use xxhash_rust::xxh3::xxh3_128;
@@ -11,15 +13,18 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::container::Container;
 use crate::http::body::{self, BandReader};
 use crate::http::compress::{self, ContentCoding};
+use crate::http::file_name;
 use crate::http::problem::Problem;
 use crate::http::query::slice_query::SliceQuery;
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
+use crate::http::slice_picture;
 use crate::http::slice_request::{self, PlannedResponse, SliceRequest};
-use crate::output::{self, AxisOrder, EncodeOptions, Endian, Format};
+use crate::http::slice_source::SliceSource;
+use crate::output::{self, AxisOrder, Composite, EncodeOptions, Endian, Format, StackAxis};
 use crate::read::{self, BandStream, ReadPurpose, ReadStats, SliceRead, SliceReader, Streaming};
-use n5_format::{AttributesDocument, DescribedDataset};
+use crate::store::Key;
 
 /// Handles `GET /slice/{dataset}`.
 pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
@@ -27,13 +32,14 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let format = negotiate_format(context, &query)?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let container = &mount.container;
-    let found = container.dataset_and_axes(context.read_options, &key, axis_names).await;
-    let (dataset, axes) = found.map_err(|error| mount.problem(error))?;
+    let source = SliceSource::find(context, mount, &key, &query).await?;
 
     let may_compress = context.app.options.compress_slices && format.is_compressible();
     let accepted_codings = may_compress.then(|| context.list_header(&ACCEPT_ENCODING)).flatten();
     let content_coding = accepted_codings.as_deref().and_then(compress::best_coding);
-    let request = SliceRequest::new(dataset, &query, format, content_coding)?;
+    let (dataset, selection) = (Arc::clone(&source.dataset), source.selection.clone());
+    let mut request = SliceRequest::new(dataset, &query, selection, format, content_coding)?;
+    slice_picture::resolve(context, mount, &query, &source, &mut request).await?;
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
     let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.parts.headers.contains_key(name));
     let is_rate_limited = context.app.options.client_limits.bytes_per_second > 0;
@@ -42,7 +48,9 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
 
     let mut entity = Entity::new(format.media_type(), mount.found_cache_control.clone());
     entity.subject = "this slice";
-    entity.extra = slice_headers(&plan, &axes);
+    entity.extra = slice_headers(&plan, &source);
+    let disposition = disposition(&plan, (&mount.name, &source.dataset.key), &source.axes);
+    entity.extra.insert(CONTENT_DISPOSITION, disposition);
     if query.format.is_none() {
         respond::add_vary(&mut entity.extra, "accept");
     }
@@ -104,16 +112,17 @@ fn negotiate_format(context: &RequestContext<'_>, query: &SliceQuery) -> Result<
     })
 }
 
-/// Returns the names of a dataset's axes; empty if its attributes do not give them.
-fn axis_names(document: AttributesDocument) -> Vec<String> {
-    let described = DescribedDataset::parse(document).ok();
-    described
-        .and_then(|described| n5_metadata::Calibration::from_dataset(&described, &mut Vec::new()).axes)
-        .unwrap_or_default()
+/// Returns the value of `Content-Disposition` for a slice of the dataset at a key of a mount.
+fn disposition(plan: &PlannedResponse, (mount, key): (&str, &Key), axes: &[String]) -> HeaderValue {
+    let SliceRequest { selection, format, dataset, .. } = &plan.request;
+    let samples = (selection, dataset.attributes.dimensions().as_slice());
+    let name = file_name::slice(mount, key, samples, axes, format.file_suffix());
+    file_name::content_disposition(&name, format.is_shown_by_browsers())
 }
 
 /// Returns the headers that describe the elements.
-fn slice_headers(plan: &PlannedResponse, axes: &[String]) -> HeaderMap {
+fn slice_headers(plan: &PlannedResponse, source: &SliceSource) -> HeaderMap {
+    let axes = &source.axes;
     let SliceRequest { selection, options, data_type, .. } = &plan.request;
     let order = options.order;
     let mut headers = HeaderMap::new();
@@ -135,6 +144,10 @@ fn slice_headers(plan: &PlannedResponse, axes: &[String]) -> HeaderMap {
         if names.len() <= 2 << 10 {
             put("n5-axes", &names);
         }
+    }
+    if let Some(level) = source.level_path() {
+        let level: Vec<String> = level.split('/').map(|name| route::encode_segment(name).to_string()).collect();
+        respond::insert_header(&mut headers, HeaderName::from_static("n5-level"), &level.join("/"));
     }
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
     headers
@@ -175,10 +188,10 @@ fn etag(plan: &PlannedResponse, blocks_hash: u128) -> String {
     let request = &plan.request;
     let region = &request.selection.region;
     // Without `..`, so that a new option cannot be forgotten. The selection contains `start` and `step`.
-    let EncodeOptions { order, endian, window, quality, start: _, step: _ } = &request.options;
+    let EncodeOptions { order, endian, window, composite, quality, axes, start: _, step: _ } = &request.options;
     let hashed_text = format!(
         "attributes={} start={:?} shape={:?} step={:?} axes={:?} dtype={} format={} order={} endian={} window={:?} \
-         quality={:?} coding={} blocks={blocks_hash:x}",
+         quality={:?} coding={}{} blocks={blocks_hash:x}",
         request.dataset.etag,
         region.start(),
         region.shape(),
@@ -191,8 +204,16 @@ fn etag(plan: &PlannedResponse, blocks_hash: u128) -> String {
         window,
         quality,
         plan.content_coding().map_or("", ContentCoding::name),
+        picture_text(composite.as_ref(), axes),
     );
     format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
+}
+
+/// Returns the text of those options that only pictures and stacks have; empty for other slices.
+fn picture_text(composite: Option<&Composite>, axes: &[StackAxis]) -> String {
+    let composite = composite.map_or_else(String::new, |composite| format!(" composite={composite:?}"));
+    let axes = if axes.is_empty() { String::new() } else { format!(" stack={axes:?}") };
+    composite + &axes
 }
 
 /// Returns the value of `Server-Timing`: milliseconds of each stage. `store` and `decode` are sums over concurrent

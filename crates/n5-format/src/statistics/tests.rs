@@ -118,3 +118,26 @@ fn missing_blocks_alone_are_zeros() {
     );
     assert!(Statistics::of_zeros(&DataType::Other("x".into()), 1, 1, &[]).is_none());
 }
+
+#[test]
+fn an_automatic_window_has_a_width() {
+    let window = |values: &[f64]| {
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let count = values.len() as u64;
+        let mut accumulator = StatisticsAccumulator::new(&DataType::Float64, count, values.len()).unwrap();
+        accumulator.push_block(&data, &[count].as_slice().into(), &[count].as_slice().into());
+        accumulator.finish(1, &Statistics::WINDOW_PERCENTAGES).auto_window()
+    };
+    let mut values: Vec<f64> = (0..2000).map(f64::from).collect();
+    values.extend([1e30, f64::NAN, f64::INFINITY]);
+    assert_eq!(window(&values), (20.0, 1998.0));
+    assert_eq!(window(&[5.0; 4]), (0.0, 5.0));
+    assert_eq!(window(&[-5.0; 4]), (-5.0, 0.0));
+    assert_eq!(window(&[0.0; 4]), (0.0, 1.0));
+    assert_eq!(window(&[f64::NAN, f64::NEG_INFINITY]), (0.0, 1.0));
+    // The percentiles are equal, but an element differs.
+    let mut sparse = vec![0.0; 2000];
+    sparse.push(7.0);
+    assert_eq!(window(&sparse), (0.0, 7.0));
+    assert_eq!(window(&[f64::MIN, f64::MAX]), (f64::MIN, f64::MAX));
+}
