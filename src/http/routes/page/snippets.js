@@ -165,7 +165,7 @@ export function snippets(info, volume, { window, neuroglancer }, view) {
     [name, h("code", { "data-tool": name, "data-language": language, text })]));
   const pages = [...blocks].map(([name, code]) => [
     name,
-    h("div", { class: "code" }, h("pre", {}, code), copyButton(`Copy the code for ${name}`, () => code.textContent)),
+    h("div", { class: "code" }, h("pre", { tabindex: 0, "aria-label": name }, code), copyButton(`Copy the code for ${name}`, () => code.textContent)),
   ]);
   pages.push([
     "URLs",
