@@ -92,10 +92,10 @@ def test_imagej_reads_dimensions_calibration_and_voxels(server, tmp_path):
     if jar is None or not shutil.which("javac"):
         pytest.skip("ImageJ (Debian's package imagej) or a JDK is not installed")
     queries = {
-        "whole": "xyzct?format=tiff&window=5,900",
+        "whole": "xyzct?format=tiff",
         "reversed": "tczyx?format=tiff",
         "stepped": "xyzct?format=tiff&start=2,0,0,0,0&step=2,1,2,1,2",
-        "nm": "nm?format=tiff",
+        "nm": "nm?format=tiff&window=5,900",
         "plain": "plain?format=tiff",
         "plane": "nm?format=tiff&select=:,:,1",
     }
@@ -115,13 +115,13 @@ def test_imagej_reads_dimensions_calibration_and_voxels(server, tmp_path):
     assert lines["whole"][:5] == ["8", "6", "2", "3", "4"]
     assert lines["whole"][5] in ("µm", "\\u00B5m", "um", "?m")
     assert np.allclose([float(n) for n in lines["whole"][6:13]], [0.325, 0.65, 2, 0.25, 0, 0, 0])
-    assert lines["whole"][13:15] == ["5.0", "900.0"]
     assert lines["whole"][15:] == voxels(array)
     stepped = array[2::2, :, ::2, :, ::2]
     assert lines["stepped"][:5] == ["3", "6", "2", "2", "2"]
     assert np.allclose([float(n) for n in lines["stepped"][6:13]], [0.65, 0.65, 4, 0.5, -1, 0, 0])
     assert lines["stepped"][15:] == voxels(stepped)
     assert lines["nm"][5:9] == ["nm", "4.0", "4.0", "40.0"]
+    assert lines["nm"][13:15] == ["5.0", "900.0"]
     assert lines["plane"][:9] == ["8", "6", "1", "1", "1", "nm", "4.0", "4.0", "1.0"]
     assert lines["plain"][5:9] == ["pixels", "1.0", "1.0", "1.0"]
     assert lines["reversed"][:13] == lines["whole"][:13]
