@@ -53,7 +53,9 @@ const ASSETS: &[(&str, &str)] = assets![
     "gestures.js",
     "icon.svg",
     "neuroglancer_link.js",
+    "neuroglancer_state.js",
     "notes.js",
+    "other_viewers.js",
     "overlay.js",
     "page.css",
     "page.js",
@@ -165,8 +167,13 @@ mod tests {
 
     #[test]
     fn no_asset_refers_to_another_host() {
-        // Namespace URIs are not requested. The public Neuroglancer is requested only if a person follows the link.
-        let allowed = ["http://www.w3.org/2000/svg", "https://neuroglancer-demo.appspot.com/"];
+        // Namespace URIs are not requested. Public viewers are requested only if a person follows the link.
+        let allowed = [
+            "http://www.w3.org/2000/svg",
+            "https://neuroglancer-demo.appspot.com/",
+            "https://hms-dbmi.github.io/vizarr/",
+            "https://ome.github.io/ome-ngff-validator/",
+        ];
         for (asset, text) in ASSETS {
             let text = allowed.iter().fold((*text).to_owned(), |text, url| text.replace(url, ""));
             for scheme in ["http://", "https://"] {

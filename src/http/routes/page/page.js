@@ -88,10 +88,7 @@ function attributes(info) {
  */
 function opener(text, volumes, { statsOfOne = null, state = null, viewOf = () => null } = {}) {
   const { blocked, tellsToken } = viewerAdvice();
-  if (blocked) {
-    return h("p", { class: "note", text: "The public Neuroglancer cannot read this server: browsers block an https page from loading data over http. "
-      + "Build Neuroglancer into this server with viewer/build, or serve over https." });
-  }
+  if (blocked) return h("p", { class: "note", text: blocked });
   const told = tellsToken ? `${text.replace("in Neuro", "in the public Neuro")} (sends it this page's token)` : text;
   const link = h("a", { class: "primary", href: linkTo(volumes), text: told });
   const show = () => (link.href = linkTo(volumes, viewOf()));

@@ -614,7 +614,8 @@ export class Preview {
 
   /**
    * Returns the view for other programs: `items`, the visible part as [start, stop] per axis of the finest level, where
-   * a null stop stands for a single index; `axes` that are visible; `position`; and `elements` per pixel.
+   * a null stop stands for a single index; `axes` that are visible; `position`; `zoom`; `elements` per pixel; and the
+   * `channels`, each with a window only if metadata give one or the user chose one.
    */
   viewForOthers() {
     const plane = this.planes.find(({ isShown }) => isShown);
@@ -626,6 +627,8 @@ export class Preview {
       items[axis] = [Math.floor(from), Math.max(Math.floor(from) + 1, Math.ceil(to))];
     });
     const axes = (plane?.axes ?? []).filter((axis) => axis !== null);
-    return { items, axes, position: [...this.state.position], elements: this.fit ? 1 / this.pixelsPer(axes[0]) : null };
+    const channels = this.display.channels.map(({ index, name, colour, visible, window }) =>
+      ({ index, name, colour, visible, window: (window.chosen ?? window.given)?.map(Number) ?? null }));
+    return { items, axes, channels, position: [...this.state.position], zoom: this.state.zoom, elements: this.fit ? 1 / this.pixelsPer(axes[0]) : null };
   }
 }

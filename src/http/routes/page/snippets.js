@@ -1,6 +1,7 @@
 // Code to copy that reads this dataset in other programs.
 
 import { copyButton, h } from "./dom.js";
+import { napari, viewerLinks } from "./other_viewers.js";
 import { directory, encodePath, rebase, token, url } from "./server.js";
 
 /** Maximum side length, in elements, of the plane that the examples read. */
@@ -160,6 +161,7 @@ export function snippets(info, volume, { window, neuroglancer }, view) {
     ["NumPy", "python", numpy(finest, volume, read)],
     ["curl", "sh", curl(finest, volume, read, window)],
     ["Fiji", "ijm", fiji(info)],
+    ["napari", "python", napari(info, volume)],
   ].filter(([, , text]) => text);
   const blocks = new Map(examples(selection(volume, view)).map(([name, language, text]) =>
     [name, h("code", { "data-tool": name, "data-language": language, text })]));
@@ -177,9 +179,11 @@ export function snippets(info, volume, { window, neuroglancer }, view) {
       ),
     ),
   ]);
+  const links = viewerLinks(info);
   const element = h(
     "section", { class: "snippets card", "aria-label": "Open in other programs" },
-    h("h2", { text: "Open in other programs" }), tabs("Programs", pages),
+    h("h2", { text: "Open in other programs" }), links.length > 0 && h("p", { class: "viewers" }, "On the web: ", links.flatMap((link, n) => (n > 0 ? [", ", link] : [link]))),
+    tabs("Programs", pages),
   );
   const show = (seen) => {
     for (const [name, , text] of examples(selection(volume, seen))) {

@@ -51,7 +51,7 @@ export async function volumeOf(info) {
     // Null where the size is not given, or is none.
     voxelSize: Array.from({ length: rank }, (_, axis) => (isSize(given?.[axis]) ? given[axis] : null)),
     // Neuroglancer and OME-NGFF count elements where the size is not given.
-    resolution: given?.map((size) => size ?? NaN) ?? Array(rank).fill(1),
+    resolution: Array.from({ length: rank }, (_, axis) => (isSize(given?.[axis]) ? given[axis] : 1)),
     units: (info.units ?? finest.units ?? Array(rank).fill("")).map((unit) => unit ?? ""),
     levels: levels.map((level) => ({
       path: level.path,
