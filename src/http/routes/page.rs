@@ -1,5 +1,7 @@
 //! Assets of the listing page: scripts, styles and icon, embedded in the binary and served at `/viewer/page/{file}`.
 
+use std::sync::LazyLock;
+
 use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderMap, REFERRER_POLICY};
 use axum::http::request::Parts;
@@ -76,9 +78,49 @@ const ASSETS: &[(&str, &str)] = assets![
     "volume.js",
 ];
 
+/// Name and text of every asset as it is sent.
+static SENT: LazyLock<Vec<(&str, String)>> =
+    LazyLock::new(|| ASSETS.iter().map(|(name, text)| (*name, compact(text))).collect());
+
 /// Returns the text of the asset of this name.
 fn find_asset(name: &str) -> Option<&'static str> {
-    ASSETS.iter().find(|(asset, _)| *asset == name).map(|(_, text)| *text)
+    SENT.iter().find(|(asset, _)| *asset == name).map(|(_, text)| text.as_str())
+}
+
+/// Returns a script or style without indentation and without the lines that are comments, a fifth of the text. The lines
+/// of a template literal are kept as they are.
+fn compact(text: &str) -> String {
+    let mut compacted = String::with_capacity(text.len());
+    let mut is_comment = false;
+    let mut is_literal = false;
+    for line in text.lines() {
+        let trimmed = line.trim_start();
+        if !is_literal {
+            is_comment |= trimmed.starts_with("/*");
+            if is_comment {
+                is_comment = !trimmed.contains("*/");
+                continue;
+            }
+            if trimmed.is_empty() || trimmed.starts_with("//") {
+                continue;
+            }
+        }
+        compacted.push_str(if is_literal { line } else { trimmed });
+        compacted.push('\n');
+        is_literal ^= backticks(line) % 2 == 1;
+    }
+    compacted
+}
+
+/// Returns the number of backticks of a line that are not escaped.
+fn backticks(line: &str) -> usize {
+    let mut is_escaped = false;
+    let is_delimiter = |character: char| {
+        let counts = character == '`' && !is_escaped;
+        is_escaped = character == '\\' && !is_escaped;
+        counts
+    };
+    line.chars().map(is_delimiter).filter(|counts| *counts).count()
 }
 
 fn media_type(name: &str) -> &'static str {
@@ -123,6 +165,17 @@ mod tests {
             folder.read_dir().unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         assert_eq!(ASSETS.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names);
+    }
+
+    #[test]
+    fn comments_and_indentation_are_not_sent_but_template_literals_are() {
+        let text = "// one\n\n/** two\n * three */\nfoo(`a\\`\n  // kept\n\n`);\n  bar(`x${`y`}`); // kept\n/* four */\n    * 5;\n";
+        assert_eq!(compact(text), "foo(`a\\`\n  // kept\n\n`);\nbar(`x${`y`}`); // kept\n* 5;\n");
+        for (name, text) in ASSETS {
+            let code = compact(text);
+            assert_eq!(backticks(&code) % 2, 0, "{name} ends within a template literal");
+            assert!(!code.contains("/**") && code.len() <= text.len(), "{name}");
+        }
     }
 
     #[test]
