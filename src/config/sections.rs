@@ -287,6 +287,8 @@ pub struct AccessConfig {
     pub metrics: String,
     /// File with the hashes of tokens; empty if there is none.
     pub tokens: PathBuf,
+    /// True if a 401 also has the challenge of HTTP Basic, at which browsers ask for a name and a password.
+    pub basic_challenge: bool,
 }
 
 /// Access to paths that no rule covers.
@@ -385,7 +387,8 @@ pub enum LogFormat {
 impl Config {
     /// Returns true if access control is configured: responses may then depend on the caller.
     pub fn has_access_control(&self) -> bool {
-        let AccessConfig { default, rules, metrics, tokens } = &self.access;
+        // The challenge alone restricts nothing.
+        let AccessConfig { default, rules, metrics, tokens, basic_challenge: _ } = &self.access;
         let is_all_public = *default == DefaultAccess::Public && rules.is_empty() && metrics == "public";
         !is_all_public || !tokens.as_os_str().is_empty() || !self.jwt.keys.is_empty()
     }

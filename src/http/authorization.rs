@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::access::{AccessControl, Caller, Decision, TokenError};
 use crate::cache::ATTRIBUTES;
 use crate::http::admission::fair_polling;
+use crate::http::error_page;
 use crate::http::forwarded;
 use crate::http::mount::CallerView;
 use crate::http::problem::{self, Problem};
@@ -68,7 +69,10 @@ pub(crate) async fn authorize(
         mounts.iter().filter(|mount| caller_view.may_read(&mount.name)).count() > 0 || mounts.is_empty()
     };
     if !is_allowed {
-        return Err(refuse(context, caller_view.caller.as_ref()));
+        let refusal = refuse(context, caller_view.caller.as_ref());
+        let has_page = error_page::is_wanted(context.parts, Some(context.target));
+        let directory = if has_page { readable_segments(path, control, caller_view.caller.as_ref()) } else { 0 };
+        return Err(refusal.with_directory(directory));
     }
     // A response about a directory counts as dependent on the caller if a rule covers a path below the directory. This
     // does not depend on whether the path exists, because the headers would otherwise reveal that.
@@ -79,6 +83,15 @@ pub(crate) async fn authorize(
         }
     }
     Ok(Some(Arc::new(caller_view)))
+}
+
+/// Returns the number of leading segments of a path that the caller may read. The store is not asked whether they exist.
+fn readable_segments(path: &[String], control: &AccessControl, caller: Option<&Caller>) -> usize {
+    let may_read = |end: &usize| {
+        let beginning = path.get(..*end).unwrap_or_default().join("/");
+        control.policy().decide(&beginning, caller) != Decision::Refused
+    };
+    (1..path.len()).take_while(may_read).count()
 }
 
 /// Returns the directory whose contents the response may reveal. Returns `None` if the response is about a single
@@ -121,7 +134,7 @@ async fn authenticate(context: &RequestContext<'_>, control: &AccessControl) -> 
         }
         Err(error) => {
             audit_refusal(context, error.name(), None);
-            Err(Problem::unauthorized(Some(&error.to_string())))
+            Err(unauthorized(context, Some(&error.to_string())))
         }
     }
 }
@@ -134,8 +147,14 @@ fn refuse(context: &RequestContext<'_>, caller: Option<&Caller>) -> Problem {
     if caller.is_some() || is_attribute_probe(context) {
         Problem::not_found().no_store()
     } else {
-        Problem::unauthorized(None)
+        unauthorized(context, None)
     }
+}
+
+/// Returns the 401, with the challenges of the configuration.
+fn unauthorized(context: &RequestContext<'_>, reason: Option<&str>) -> Problem {
+    let problem = Problem::unauthorized(reason);
+    if context.app.options.basic_challenge { problem.with_basic_challenge() } else { problem }
 }
 
 /// Returns true if the request is for the attributes of a parent directory of a path that clients may read without

@@ -7,10 +7,12 @@ use axum::extract::Request;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use axum::http::uri::PathAndQuery;
-use axum::http::{HeaderMap, Uri};
+use axum::http::{HeaderMap, HeaderValue, Uri};
+use headers::authorization::Basic;
+use headers::{Authorization, Header};
 use percent_encoding::percent_decode_str;
 
-use crate::http::redact::redact;
+use crate::http::redact::{begins_like_token, redact};
 
 /// First segment of paths that carry a token (`/token/TOKEN/...`), and name of the query parameter.
 pub(crate) const TOKEN_KEYWORD: &str = "token";
@@ -26,6 +28,8 @@ pub(crate) struct PresentedTokens {
     pub(crate) query_token: Option<String>,
     /// True if the path ended with its token.
     pub(crate) path_ends_in_token: bool,
+    /// Number of tokens that the path began with.
+    pub(crate) path_token_count: usize,
 }
 
 impl fmt::Debug for PresentedTokens {
@@ -37,8 +41,13 @@ impl fmt::Debug for PresentedTokens {
 impl PresentedTokens {
     /// Returns the tokens that were removed from a request.
     pub(crate) fn of(request: &Parts) -> &Self {
-        static NO_TOKENS: PresentedTokens =
-            PresentedTokens { tokens: Vec::new(), path_token: None, query_token: None, path_ends_in_token: false };
+        static NO_TOKENS: PresentedTokens = PresentedTokens {
+            tokens: Vec::new(),
+            path_token: None,
+            query_token: None,
+            path_ends_in_token: false,
+            path_token_count: 0,
+        };
         request.extensions.get().unwrap_or(&NO_TOKENS)
     }
 
@@ -63,8 +72,8 @@ impl PresentedTokens {
     }
 }
 
-/// Removes the tokens from a request: from `Authorization: Bearer`, from `token` in the query, and from the start of
-/// the path after `base_path`. Text elsewhere in the URL that looks like a token is redacted.
+/// Removes the tokens from a request: from `Authorization`, from `token` in the query, and from the start of the path
+/// after `base_path`. Text elsewhere in the URL that looks like a token is redacted.
 pub(crate) fn extract_tokens(request: &mut Request, base_path: &str) -> PresentedTokens {
     let mut presented = PresentedTokens::default();
     let path = take_from_path(request.uri().path(), base_path, &mut presented);
@@ -92,6 +101,7 @@ fn take_from_path(path: &str, base_path: &str, presented: &mut PresentedTokens) 
         presented.add(&token);
         presented.path_token = Some(token);
         presented.path_ends_in_token = after.is_empty();
+        presented.path_token_count += 1;
         rest = after;
     }
     let slash = if rest.is_empty() && !original.is_empty() { "/" } else { "" };
@@ -114,9 +124,11 @@ fn take_from_query(query: &str, presented: &mut PresentedTokens) -> String {
     for pair in query.split('&') {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         if percent_decode_str(name).decode_utf8().is_ok_and(|name| name == TOKEN_KEYWORD) {
-            let token = percent_decode_str(value).decode_utf8_lossy().into_owned();
-            presented.add(&token);
-            presented.query_token = Some(token).filter(|token| !token.is_empty());
+            let decoded = percent_decode_str(value).decode_utf8_lossy();
+            // People copy spaces with a token, which a form sends as `+`. No token begins or ends with either.
+            let token = decoded.trim_matches(|c: char| c == '+' || c.is_whitespace());
+            presented.add(token);
+            presented.query_token = Some(token.to_owned()).filter(|token| !token.is_empty());
         } else {
             remaining_pairs.push(pair);
         }
@@ -124,20 +136,30 @@ fn take_from_query(query: &str, presented: &mut PresentedTokens) -> String {
     remaining_pairs.join("&")
 }
 
-/// Removes all `Authorization` headers, and takes their bearer tokens. Credentials of other schemes are for a proxy.
+/// Removes all `Authorization` headers, and takes the tokens of the schemes Bearer and Basic. Other credentials are for a
+/// proxy.
 fn take_from_headers(headers: &mut HeaderMap, presented: &mut PresentedTokens) {
     if !headers.contains_key(AUTHORIZATION) {
         return;
     }
-    for value in headers.get_all(AUTHORIZATION) {
-        let value = String::from_utf8_lossy(value.as_bytes());
+    for line in headers.get_all(AUTHORIZATION) {
+        let value = String::from_utf8_lossy(line.as_bytes());
         let (scheme, token) = value.trim().split_once(' ').unwrap_or((value.trim(), ""));
         if scheme.eq_ignore_ascii_case("bearer") {
             // An empty bearer token counts as presented; `-` stands for it and is never valid.
             presented.add(Some(token.trim()).filter(|token| !token.is_empty()).unwrap_or("-"));
+        } else if let Some(token) = basic_token(line) {
+            presented.add(&token);
         }
     }
     headers.remove(AUTHORIZATION);
+}
+
+/// Returns the password of HTTP Basic credentials if it begins like a token. The name is ignored. Any other password is
+/// for a proxy, which may pass it on.
+fn basic_token(value: &HeaderValue) -> Option<String> {
+    let credentials = Authorization::<Basic>::decode(&mut std::iter::once(value)).ok()?;
+    Some(credentials.password().trim()).filter(|password| begins_like_token(password)).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -176,6 +198,48 @@ mod tests {
         }
         let (remaining_uri, presented) = extract_from("/x/a", &["bEARER  T "]);
         assert_eq!((remaining_uri.as_str(), presented.token(), presented.url_token()), ("/x/a", Ok(Some("T")), None));
+    }
+
+    fn basic(credentials: &str) -> String {
+        let (name, password) = credentials.split_once(':').unwrap();
+        let mut values = Vec::new();
+        Authorization::basic(name, password).encode(&mut values);
+        values[0].to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_token_is_the_password_of_http_basic_with_any_name() {
+        let jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl";
+        for (credentials, token) in [
+            (":n5t_1", Some("n5t_1")),
+            ("ann:n5t_1", Some("n5t_1")),
+            ("ann:n5t_1 ", Some("n5t_1")),
+            (&format!("é:{jwt}"), Some(jwt)),
+            // A proxy checks these.
+            ("ann:secret", None),
+            ("n5t_1:", None),
+            ("ann:x:n5t_1", None),
+            (":eyJhbGciOiJSUzI1NiJ9", None),
+        ] {
+            let header = basic(credentials);
+            let (_, presented) = extract_from("/x/a", &[&header]);
+            assert_eq!((presented.token(), presented.url_token()), (Ok(token), None), "{credentials}");
+            let lower = header.replace("Basic", "bASIC");
+            assert_eq!(extract_from("/x/a", &[&lower]).1.token(), Ok(token), "{credentials}");
+        }
+        for invalid in ["Basic", "Basic ", "Basic !", "Basic bjV0XzE=", "Basic OjV0X/8="] {
+            assert_eq!(extract_from("/x/a", &[invalid]).1.token(), Ok(None), "{invalid}");
+        }
+        assert_eq!(extract_from("/x/a?token=n5t_2", &[&basic(":n5t_1")]).1.token(), Err(()));
+    }
+
+    #[test]
+    fn spaces_around_a_token_from_a_form_are_ignored() {
+        for query in ["token=T+", "token=+T", "token=%20T%0A", "token=++T++"] {
+            let (_, presented) = extract_from(&format!("/x/a?{query}"), &[]);
+            assert_eq!((presented.token(), presented.url_token()), (Ok(Some("T")), Some("T")), "{query}");
+        }
+        assert_eq!(extract_from("/x/a?token=+", &[]).1.token(), Ok(None));
     }
 
     #[test]

@@ -54,11 +54,18 @@ pub(crate) fn public_base_url(
         .or_else(|| first_list_value(&parts.headers, HOST.as_str()))
         .filter(|host| is_url_safe_host(host.as_bytes()));
     let host = host.unwrap_or("localhost");
-    let prefix = x_forwarded("x-forwarded-prefix").filter(|prefix| is_url_safe_prefix(prefix)).unwrap_or_default();
+    let prefix = public_prefix(parts, peer, options);
     // A client that sent its token in the URL needs it in the URLs of the response.
     let token =
         presented.url_token().map_or_else(String::new, |token| format!("/token/{}", route::encode_segment(token)));
-    format!("{scheme}://{host}{}{}{token}", prefix.trim_end_matches('/'), options.base_path)
+    format!("{scheme}://{host}{prefix}{}{token}", options.base_path)
+}
+
+/// Returns the prefix that trusted proxies have removed from the path, without a slash at its end.
+pub(crate) fn public_prefix<'a>(parts: &'a Parts, peer: Option<IpAddr>, options: &HttpOptions) -> &'a str {
+    let is_trusted = is_trusted_proxy(peer, &options.trusted_proxies);
+    let prefix = first_list_value(&parts.headers, "x-forwarded-prefix").filter(|_| is_trusted);
+    prefix.filter(|prefix| is_url_safe_prefix(prefix)).unwrap_or_default().trim_end_matches('/')
 }
 
 /// Returns the client's address as reported by trusted proxies. Each proxy appends the address of its peer, so the last

@@ -11,9 +11,11 @@ pub(crate) mod common_headers;
 mod compress;
 mod credentials;
 mod embedded_viewer;
+mod error_page;
 mod exposition;
 mod file_name;
 pub(crate) mod forwarded;
+mod html;
 mod mount;
 pub(crate) mod observe;
 mod options;
@@ -90,7 +92,8 @@ async fn offload_or_handle(State(app): State<Arc<App>>, request: Request) -> Res
     let path = redact::redacted_excerpt(request.uri().path());
     let id = request_id(request.headers()).to_owned();
     let task = runtime.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request, target)));
-    // Dropping the handle aborts the task when the client disconnects.
+    // Dropping the handle aborts the task when the client disconnects. A panic of the handler does not end the task, so
+    // that hardly any client gets this problem, and it needs no page.
     AbortOnDropHandle::new(task).await.unwrap_or_else(|error| {
         let problem = Problem::internal(error);
         problem.log(&id, &path);
@@ -109,16 +112,18 @@ async fn handle_request(
     let endpoint = target.as_ref().ok().map(|target| target.endpoint);
     let is_key = target.as_ref().map_or(!parts.uri.path().ends_with('/'), RequestTarget::addresses_key);
     let mut caller_view = None;
-    let handling = async { authorize_and_admit(&app, &parts, &target?, &mut caller_view).await };
-    let outcome = catch_timeout_and_panic(app.options.request_timeout, handling).await;
+    let (target, outcome) = match target {
+        Ok(target) => {
+            let handling = authorize_and_admit(&app, &parts, &target, &mut caller_view);
+            let outcome = catch_timeout_and_panic(app.options.request_timeout, handling).await;
+            (Some(target), outcome)
+        }
+        Err(problem) => (None, Err(problem)),
+    };
     let is_delayed =
         outcome.as_ref().is_err_and(Problem::is_overload) && endpoint.is_some_and(Endpoint::needs_admission);
-    let mut response = outcome.unwrap_or_else(|problem| {
-        let id = request_id(&parts.headers);
-        let path = parts.uri.path();
-        problem.log(id, path);
-        if is_key { problem.into_key_response(&parts.headers, path, id) } else { problem.into_response(path, id) }
-    });
+    let mut response =
+        outcome.unwrap_or_else(|problem| problem_response(&app, &parts, target.as_ref(), is_key, problem));
     if let Some(view) = &caller_view {
         view.restrict_caching(response.headers_mut());
     }
@@ -131,10 +136,29 @@ async fn handle_request(
     }
     if is_delayed {
         // Many rejected requests may wait here, and their heads, bodies and tokens may be large.
-        drop((parts, body, caller_view));
+        drop((parts, body, target, caller_view));
         in_flight::delay_rejection(&app.process.pending_rejections, app.process.rejection_epoch).await;
     }
     response
+}
+
+/// Logs a problem and returns its response: a page if a browser asks for it, otherwise a problem document. The 404 of a
+/// missing key has no body.
+fn problem_response(
+    app: &App,
+    parts: &Parts,
+    target: Option<&RequestTarget>,
+    is_key: bool,
+    problem: Problem,
+) -> Response<Body> {
+    let id = request_id(&parts.headers);
+    let path = parts.uri.path();
+    problem.log(id, path);
+    if error_page::is_wanted(parts, target) {
+        return error_page::respond(app, parts, target, problem);
+    }
+    let problem = if error_page::is_possible(parts, target) { problem.with_vary_if_cacheable() } else { problem };
+    if is_key { problem.into_key_response(&parts.headers, path, id) } else { problem.into_response(path, id) }
 }
 
 /// Runs `handling`. Returns a problem if it takes longer than `timeout` or panics.
@@ -190,7 +214,10 @@ async fn authorize_and_admit(
 /// Runs the route's handler, and compresses its response if that is a document. The handler is given up if the storage
 /// of its container does not respond and too many requests wait for that storage.
 async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
-    let work = call_route(context);
+    let mut work = call_route(context);
+    if error_page::is_wanted(context.parts, Some(context.target)) {
+        work = Box::pin(error_page::add_nearest_directory(context, work));
+    }
     let mount_name = context.target.container_path().and_then(<[String]>::first);
     let response = match mount_name.and_then(|name| context.app.find_mount(name)) {
         Some((index, mount)) => {

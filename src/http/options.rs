@@ -34,6 +34,8 @@ pub struct HttpOptions {
     pub cors_private_network: bool,
     /// Access control; without it everything is public.
     pub access_control: Option<Arc<AccessControl>>,
+    /// True if a 401 also has the challenge of HTTP Basic, at which browsers ask for a name and a password.
+    pub basic_challenge: bool,
     /// Origins whose pages may embed pages of this server; `*` for all, empty for none.
     pub frame_ancestors: Vec<String>,
     /// Limits on the requests and bytes of each client. The limit on connections applies in `conn/`.
@@ -65,6 +67,7 @@ impl HttpOptions {
             cors_credentials: config.cors.credentials,
             cors_private_network: config.cors.private_network,
             access_control: None,
+            basic_challenge: config.access.basic_challenge,
             frame_ancestors: config.server.frame_ancestors.clone(),
             client_limits: config.clients.clone(),
             budget_wait: config.limits.budget_wait,

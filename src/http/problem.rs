@@ -1,4 +1,5 @@
-//! Error responses as problem documents (RFC 9457). Only this file assigns statuses to errors of lower layers.
+//! Problems: what went wrong with a request, and the response that says so, as a problem document (RFC 9457). Only this
+//! file assigns statuses to errors of lower layers.
 
 use axum::body::Body;
 use axum::http::header::{
@@ -18,9 +19,9 @@ use n5_format::{BlockError, CodecError, ConvertError};
 const MEDIA_TYPE: &str = "application/problem+json";
 
 /// Beginning of the `type` URI of every problem. The name of the problem type follows.
-const TYPE_BASE_URI: &str = "https://github.com/n5-server/n5-server/blob/main/docs/PROBLEMS.md#";
+pub(crate) const TYPE_BASE_URI: &str = "https://github.com/n5-server/n5-server/blob/main/docs/PROBLEMS.md#";
 
-/// A problem type: the end of its `type` URI, its title and its status.
+/// A problem type: the end of its `type` URI, its title, its status, and advice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProblemType {
     /// End of the `type` URI.
@@ -29,13 +30,16 @@ pub struct ProblemType {
     pub title: &'static str,
     /// The status.
     pub status: StatusCode,
+    /// What a person can do, as the page of the error says it.
+    pub advice: &'static str,
 }
 
 macro_rules! problem_types {
-    ($($ident:ident = $name:literal, $title:literal, $status:ident;)*) => {
+    ($($ident:ident = $name:literal, $title:literal, $status:ident, $advice:literal;)*) => {
         $(
             #[doc = $title]
-            pub const $ident: ProblemType = ProblemType { name: $name, title: $title, status: StatusCode::$status };
+            pub const $ident: ProblemType =
+                ProblemType { name: $name, title: $title, status: StatusCode::$status, advice: $advice };
         )*
         /// All problem types.
         pub const PROBLEM_TYPES: &[ProblemType] = &[$($ident),*];
@@ -43,29 +47,58 @@ macro_rules! problem_types {
 }
 
 problem_types! {
-    INVALID_PARAMETER = "invalid-parameter", "The path or a parameter is invalid", BAD_REQUEST;
-    OUT_OF_BOUNDS = "out-of-bounds", "The region does not lie within the dataset", BAD_REQUEST;
-    UNAUTHORIZED = "unauthorized", "A valid token is required", UNAUTHORIZED;
-    NOT_FOUND = "not-found", "Nothing exists at this path", NOT_FOUND;
-    NOT_A_DATASET = "not-a-dataset", "This is not a dataset", NOT_FOUND;
-    METHOD_NOT_ALLOWED = "method-not-allowed", "Only GET, HEAD and OPTIONS are supported", METHOD_NOT_ALLOWED;
-    NOT_ACCEPTABLE = "not-acceptable", "No format matches Accept", NOT_ACCEPTABLE;
-    PRECONDITION_FAILED = "precondition-failed", "The object does not match the request's precondition", PRECONDITION_FAILED;
-    TOO_LARGE = "too-large", "The request exceeds a limit", PAYLOAD_TOO_LARGE;
-    RANGE_NOT_SATISFIABLE = "range-not-satisfiable", "The range is outside the object", RANGE_NOT_SATISFIABLE;
-    CORRUPT_BLOCK = "corrupt-block", "A stored block is damaged", UNPROCESSABLE_ENTITY;
-    UNREADABLE = "unreadable", "The server cannot read an object that the response needs", UNPROCESSABLE_ENTITY;
-    NOT_REPRESENTABLE = "not-representable", "The requested type cannot represent a value in the region", UNPROCESSABLE_ENTITY;
-    TOO_MANY = "too-many", "Too many concurrent requests", TOO_MANY_REQUESTS;
-    INTERNAL = "internal", "Internal server error", INTERNAL_SERVER_ERROR;
-    UNSUPPORTED = "unsupported", "This server cannot decode the data", NOT_IMPLEMENTED;
-    STORAGE_UNAVAILABLE = "storage-unavailable", "The storage is unavailable", SERVICE_UNAVAILABLE;
-    ISSUER_UNAVAILABLE = "issuer-unavailable", "The token cannot be verified at the moment", SERVICE_UNAVAILABLE;
-    OVERLOADED = "overloaded", "The server is overloaded", SERVICE_UNAVAILABLE;
-    TIMEOUT = "timeout", "The request timed out", GATEWAY_TIMEOUT;
+    INVALID_PARAMETER = "invalid-parameter", "The path or a parameter is invalid", BAD_REQUEST,
+        "Correct the address and open it again.";
+    OUT_OF_BOUNDS = "out-of-bounds", "The region does not lie within the dataset", BAD_REQUEST,
+        "Request a region within the dataset. Or add outside=clip to leave out what lies outside, or outside=zero to fill \
+         it with zeros.";
+    UNAUTHORIZED = "unauthorized", "A valid token is required", UNAUTHORIZED,
+        "Enter a token. Whoever runs this server can give you one.";
+    NOT_FOUND = "not-found", "Nothing exists at this path", NOT_FOUND,
+        "Check the spelling of the address; capital and small letters differ. What was here may also have been moved or \
+         deleted.";
+    NOT_A_DATASET = "not-a-dataset", "This is not a dataset", NOT_FOUND,
+        "Open the group, and choose one of the datasets in it.";
+    METHOD_NOT_ALLOWED = "method-not-allowed", "Only GET, HEAD and OPTIONS are supported", METHOD_NOT_ALLOWED,
+        "Nothing can be changed or sent here, because this server only reads.";
+    NOT_ACCEPTABLE = "not-acceptable", "No format matches Accept", NOT_ACCEPTABLE,
+        "Choose a format by adding format= and its name to the address.";
+    PRECONDITION_FAILED = "precondition-failed", "The object does not match the request's precondition", PRECONDITION_FAILED,
+        "The data has changed since it was last read. Read it again.";
+    TOO_LARGE = "too-large", "The request exceeds a limit", PAYLOAD_TOO_LARGE,
+        "Request a smaller region, a coarser level, or several pieces. Whoever runs this server can raise the limit.";
+    RANGE_NOT_SATISFIABLE = "range-not-satisfiable", "The range is outside the object", RANGE_NOT_SATISFIABLE,
+        "Request bytes that the object has.";
+    CORRUPT_BLOCK = "corrupt-block", "A stored block is damaged", UNPROCESSABLE_ENTITY,
+        "The rest of the dataset can still be read. Tell the owner of the data, who can write the block again. The command \
+         n5-server verify finds all damaged blocks.";
+    UNREADABLE = "unreadable", "The server cannot read an object that the response needs", UNPROCESSABLE_ENTITY,
+        "The rest of the dataset can still be read. Tell whoever runs this server, who can give it the right to read the \
+         object.";
+    NOT_REPRESENTABLE = "not-representable", "The requested type cannot represent a value in the region", UNPROCESSABLE_ENTITY,
+        "Request another type with dtype=, or leave dtype out to get the values as they are stored.";
+    TOO_MANY = "too-many", "Too many concurrent requests", TOO_MANY_REQUESTS,
+        "Wait a moment, then try again. If a program of yours is reading from this server, let it send fewer requests at once.";
+    INTERNAL = "internal", "Internal server error", INTERNAL_SERVER_ERROR,
+        "This is a fault in the server. Please report it, with the request ID, to whoever runs the server.";
+    UNSUPPORTED = "unsupported", "This server cannot decode the data", NOT_IMPLEMENTED,
+        "The blocks can be downloaded as they are stored, and decoded by a program that knows the compression.";
+    STORAGE_UNAVAILABLE = "storage-unavailable", "The storage is unavailable", SERVICE_UNAVAILABLE,
+        "Wait a moment, then try again. If it does not help, tell whoever runs this server, with the request ID.";
+    ISSUER_UNAVAILABLE = "issuer-unavailable", "The token cannot be verified at the moment", SERVICE_UNAVAILABLE,
+        "Wait a moment, then try again. Public data can be opened without a token.";
+    OVERLOADED = "overloaded", "The server is overloaded", SERVICE_UNAVAILABLE,
+        "Many requests are in progress. Wait a moment, then try again.";
+    TIMEOUT = "timeout", "The request timed out", GATEWAY_TIMEOUT,
+        "Request a smaller region or a coarser level, or try again later.";
 }
 
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+const BASIC_CHALLENGE: HeaderValue = HeaderValue::from_static("Basic realm=\"n5-server\", charset=\"UTF-8\"");
+
+/// Detail of the 404 of a key.
+pub(crate) const NO_SUCH_KEY: &str = "no such key";
 
 /// Seconds after which a client may retry.
 const RETRY_SECONDS: &str = "1";
@@ -80,6 +113,8 @@ struct ProblemInner {
     detail: String,
     members: Map<String, Value>,
     headers: HeaderMap,
+    /// Number of leading segments of the requested path that lead to a directory, to which the error's page links.
+    directory: usize,
     /// Text for the log. Unlike the detail, which clients get, it may reveal internals.
     cause: Option<String>,
 }
@@ -92,6 +127,7 @@ impl Problem {
             detail: detail.into(),
             members: Map::new(),
             headers: HeaderMap::new(),
+            directory: 0,
             cause: None,
         }))
     }
@@ -142,7 +178,7 @@ impl Problem {
 
     /// Creates a 404 for a key that does not exist.
     pub fn not_found() -> Self {
-        Self::new(NOT_FOUND, "no such key")
+        Self::new(NOT_FOUND, NO_SUCH_KEY)
     }
 
     /// Creates a 401 (RFC 6750). `reason` says why the token is invalid. `None` means that a token is required, but
@@ -194,6 +230,28 @@ impl Problem {
         self.with_member("piece", piece)
     }
 
+    /// Sets the number of leading segments of the requested path that lead to a directory which the caller may open.
+    #[must_use]
+    pub(crate) fn with_directory(mut self, segments: usize) -> Self {
+        self.0.directory = segments;
+        self
+    }
+
+    /// Returns the number of leading segments of the requested path that lead to a directory.
+    pub(crate) fn directory(&self) -> usize {
+        self.0.directory
+    }
+
+    /// Returns the problem type.
+    pub(crate) fn problem_type(&self) -> ProblemType {
+        self.0.problem_type
+    }
+
+    /// Returns the detail: what was requested, what is allowed, and what to do.
+    pub(crate) fn detail(&self) -> &str {
+        &self.0.detail
+    }
+
     /// Logs the problem if the server or the data is at fault.
     pub(crate) fn log(&self, id: &str, path: &str) {
         static LOG_THROTTLES: [LogThrottle; 5] = [const { LogThrottle::new() }; 5];
@@ -221,10 +279,26 @@ impl Problem {
         }
     }
 
-    /// Adds a name to `Vary`.
+    /// Adds a name to `Vary`, unless it is there.
     #[must_use]
     pub fn with_vary(mut self, name: &'static str) -> Self {
-        self.0.headers.append(VARY, HeaderValue::from_static(name));
+        if !self.0.headers.get_all(VARY).iter().any(|known| known == name) {
+            self.0.headers.append(VARY, HeaderValue::from_static(name));
+        }
+        self
+    }
+
+    /// Adds `Vary: accept` if a cache may store the response.
+    #[must_use]
+    pub(crate) fn with_vary_if_cacheable(self) -> Self {
+        let is_stored = self.0.headers.get(CACHE_CONTROL).is_some_and(|policy| policy != NO_STORE);
+        if is_stored { self.with_vary("accept") } else { self }
+    }
+
+    /// Adds the challenge of HTTP Basic, at which browsers ask for a name and a password.
+    #[must_use]
+    pub(crate) fn with_basic_challenge(mut self) -> Self {
+        self.0.headers.append(WWW_AUTHENTICATE, BASIC_CHALLENGE);
         self
     }
 
@@ -280,6 +354,13 @@ impl Problem {
     /// a problem document as its body.
     pub(crate) fn is_named_in_accept(accept: &[u8]) -> bool {
         accept.windows(MEDIA_TYPE.len()).any(|part| part.eq_ignore_ascii_case(MEDIA_TYPE.as_bytes()))
+    }
+
+    /// Builds the response whose body is the page of this problem.
+    pub(crate) fn into_page_response(self, html: String) -> Response<Body> {
+        let mut response = self.with_vary("accept").with_body(html);
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+        response
     }
 
     fn is_missing(&self) -> bool {

@@ -5,8 +5,11 @@ use percent_encoding::percent_decode_str;
 /// Prefix of the server's own tokens.
 const TOKEN_PREFIX: &str = "n5t_";
 
+/// Prefix of JWTs: the beginning of a JSON object in Base64.
+const JWT_PREFIX: &str = "eyJ";
+
 /// Prefixes of secrets: the server's own tokens and JWTs.
-const SECRET_PREFIXES: [&str; 2] = [TOKEN_PREFIX, "eyJ"];
+const SECRET_PREFIXES: [&str; 2] = [TOKEN_PREFIX, JWT_PREFIX];
 
 /// Smallest length of a secret; shorter words are not redacted.
 const MIN_SECRET_BYTES: usize = 32;
@@ -41,6 +44,11 @@ pub(crate) fn redact(text: &str) -> String {
         }
     }
     redacted + text.get(copied_bytes..).unwrap_or_default()
+}
+
+/// Returns true if a text begins like one of the server's tokens, or is like a JWT.
+pub(crate) fn begins_like_token(text: &str) -> bool {
+    text.starts_with(TOKEN_PREFIX) || (text.starts_with(JWT_PREFIX) && text.matches('.').count() == 2)
 }
 
 /// Returns true if a path may contain something that [`redact`] removes.

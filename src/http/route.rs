@@ -152,6 +152,18 @@ impl RequestTarget {
         }
     }
 
+    /// Returns true if the target is a key that programs look for: an `attributes.json`, a block, a chunk or a document
+    /// of a view. Unlike [`Self::addresses_key`], does not include paths that look like those of groups and datasets.
+    pub(crate) fn names_key(&self) -> bool {
+        self.addresses_key()
+            && match (self.segments.last(), self.endpoint) {
+                // The only chunk of an array without axes in Zarr 3 is `c`.
+                (Some(name), Endpoint::View(_)) => is_key_name(name) || self.ends_like_chunk() || name == "c",
+                (Some(name), _) => is_key_name(name),
+                (None, _) => true,
+            }
+    }
+
     /// Returns the segments that name a path in a container: all segments or, for a view, those after its path
     /// parameters. Returns `None` if a parameter of the view is missing.
     pub(crate) fn container_path(&self) -> Option<&[String]> {
@@ -258,6 +270,13 @@ fn decode_segment(segment: &str) -> Result<Cow<'_, str>, Problem> {
 /// are served.
 pub(crate) fn is_n5_key(key: &Key) -> bool {
     key.name().is_some_and(|name| name == ATTRIBUTES || grid_component(name).is_some())
+}
+
+/// Returns true if programs look for objects with this name in every directory: blocks, and the metadata of N5, Zarr and
+/// precomputed volumes.
+pub(crate) fn is_key_name(name: &str) -> bool {
+    let is_metadata = name.starts_with('.') || ["zarr.json", "info"].contains(&name) || name == ATTRIBUTES;
+    is_metadata || grid_component(name).is_some() || name.starts_with('-')
 }
 
 /// Encodes a name as a path segment of a URI. Every byte except the unreserved ones is percent-encoded.

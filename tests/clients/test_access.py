@@ -131,6 +131,7 @@ def test_tokens_do_not_appear_in_logs_metrics_or_errors(tmp_path, level):
     wrong = "n5t_" + "a1" * 32
     jwt = "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJzb21lYm9keSBzZWNyZXQifQ.c2lnbmF0dXJlLW9mLXNvbWVib2R5"
     secrets = [*site.tokens.values(), wrong, jwt]
+    passwords = {token: base64.b64encode(f"ann:{token}".encode()).decode() for token in secrets}
     messages = []
     with site.server as server:
         with httpx.Client(http1=False, http2=True, base_url=server.url, timeout=60) as http2:
@@ -140,6 +141,7 @@ def test_tokens_do_not_appear_in_logs_metrics_or_errors(tmp_path, level):
                     and_ = "&" if "?" in path else "?"
                     for target, headers in (
                         (path, bearer(token)),
+                        (path, {"Authorization": f"Basic {passwords[token]}", "Accept": "application/xhtml+xml"}),
                         (f"{path}{and_}token={token}", {"X-Request-Id": "mine"}),
                         (f"{path}{and_}tok%65n={token}", {}),
                         (f"/token/{token}{path}", {"Referer": f"{server.url}token/{token}/"}),
@@ -160,7 +162,7 @@ def test_tokens_do_not_appear_in_logs_metrics_or_errors(tmp_path, level):
         server.get("/healthz", X_Request_Id="the-last")
         log = server.logged("the-last")
     assert '"access refused"' in log and '"caller":"eve"' in log
-    for secret in secrets:
+    for secret in [*secrets, *passwords.values()]:
         assert secret not in log, next(line for line in log.splitlines() if secret in line)
         assert not [text for text in messages if secret in text]
 

@@ -13,7 +13,7 @@ import support
 
 ACCEPT = "text/html, image/gif, image/jpeg, */*; q=0.2"
 JAVA = {"User-Agent": "Java/17.0.9", "Accept": ACCEPT, "Connection": "keep-alive"}
-NAMES = ["raw", "gzip", "päth µ", "with space", "a+b;c,d", "question?mark", "hash#mark", "per%cent", "a&b<c>"]
+NAMES = ["raw", "gzip", "päth µ", "with space", "a+b;c,d", "question?mark", "hash#mark", "per%cent", "a&b<c>", 'quo"te', "great>er"]
 
 
 def java_target(*names, slash=False):
@@ -58,13 +58,20 @@ def is_file(answer):
 
 def parse_listing(text):
     """Return the names that Java reads. It tries IIS, then Apache if the result has at most one name, then Python."""
-    iis = [found[1] for found in re.finditer(r'&lt;dir&gt;.*?HREF="[^"]*">([^<]*)', text)]
+    iis = re.findall(r"&lt;dir&gt;[^H]+HREF=[^>]+>(?!\[To Parent Directory])([^<]+)", text)
     if len(iis) > 1:
         return iis
-    apache = [found[1] for line in text.splitlines() if (found := re.search(r'alt="\[DIR\]".*href=[^>]*>([^<]*)', line))]
+    apache = re.findall(r'alt="\[DIR\]".*href=[^>]+>([^<]+)', text)
     if len(apache) > 1:
         return apache
-    return [found[1] for found in re.finditer(r'href="[^"]*">([^<"]*)/', text)]
+    return re.findall(r'href="[^"]+">([^<]+)/', text)
+
+
+def parse_everything(text):
+    """Return the names of files and directories that each of Java's parsers finds: IIS, Apache, Python."""
+    iis = re.findall(r"HREF=[^>]+>(?!\[To Parent Directory])([^<]+)", text)
+    apache = re.findall(r'alt="\[(?:\s*|DIR)\]".*href=[^>]+>([^<]+)', text)
+    return iis, apache, re.findall(r'href="[^"]+">([^<]+)', text)
 
 
 def test_opening_listing_and_reading_a_block_as_java_does(server):
@@ -114,10 +121,15 @@ def test_the_redirect_leads_to_the_listing(server):
 def test_listings_give_exactly_the_directories(server):
     page = server.ask("/", headers=JAVA)
     assert page["content-type"].startswith("text/html")
-    expected = [name for name in NAMES if not set(name) & set('&<>"')] + ["deep"]
+    expected = [name for name in NAMES if not set(name) & set("&<")] + ["deep"]
     listed = parse_listing(page.text())
-    # Java does not unescape HTML, so it returns names with & < > as they are written in the page.
+    # Java does not unescape HTML, so it returns names with & < as they are written in the page.
     assert [name for name in listed if "&" not in name] == sorted(expected, key=str.encode)
+    assert len(listed) == len(NAMES) + 1
+    everything = sorted([f"{name}/" for name in expected] + ["attributes.json"], key=str.encode)
+    iis, apache, python = parse_everything(page.text())
+    assert (iis, apache) == ([], []), "the footer is no entry"
+    assert [name for name in python if "&" not in name] == everything
     assert parse_listing(server.ask("/deep/", headers=JAVA).text()) == ["er"]
     assert parse_listing(server.ask("/raw/", headers=JAVA).text()) == []
 

@@ -4,7 +4,7 @@ Source: Neuroglancer `datasource/n5/frontend.ts`, `kvstore/http/{read,html_direc
 """
 
 import gzip
-import re
+import html.parser
 import urllib.parse
 
 import pytest
@@ -28,6 +28,19 @@ def ask(server, target, method="GET", **headers):
     return answer
 
 
+def hrefs(text):
+    """Return the `href` of every `a`, as the DOM has them: Neuroglancer evaluates the XPath `//a/@href`."""
+    found = []
+
+    class Links(html.parser.HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            if tag == "a":
+                found.extend(value for name, value in attributes if name == "href")
+
+    Links().feed(text)
+    return found
+
+
 def listed(server, target):
     """Return the names below a directory: every `<a href>` that resolves below it, without query and fragment."""
     page = ask(server, target, **{"Accept": "text/html", "Accept-Encoding": "gzip"})
@@ -35,7 +48,7 @@ def listed(server, target):
     text = gzip.decompress(page.body) if page["content-encoding"] == "gzip" else page.body
     base = f"http://{server.host}:{server.port}{target}"
     found = set()
-    for href in re.findall(r"<a\s[^>]*href=\"([^\"]*)\"", text.decode()):
+    for href in hrefs(text.decode()):
         url = urllib.parse.urljoin(base, href).split("#")[0].split("?")[0]
         if url.startswith(base) and url != base:
             found.add(urllib.parse.unquote(url[len(base) :]))

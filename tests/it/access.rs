@@ -249,6 +249,44 @@ async fn a_token_is_accepted_in_the_header_the_query_and_the_path() {
 }
 
 #[tokio::test]
+async fn a_token_is_accepted_as_the_password_of_http_basic() {
+    let site = Site::new().await;
+    let basic = |credentials: &str| {
+        let mut values = Vec::new();
+        let (name, password) = credentials.split_once(':').unwrap();
+        headers::Header::encode(&headers::Authorization::basic(name, password), &mut values);
+        values[0].to_str().unwrap().to_owned()
+    };
+    let ask = async |path: &str, credentials: &str| {
+        let response = site.ask("GET", path, &[("Authorization", &basic(credentials))]).await;
+        (status(&response), response)
+    };
+    for name in ["", "ann", "anyone at all"] {
+        let (code, response) = ask("/em/v/0/0", &format!("{name}:{}", site.alice)).await;
+        assert_eq!(code, 200, "{name}");
+        assert!(response.header("cache-control").unwrap().starts_with("private"));
+        assert_eq!(response.header("vary"), Some("authorization"));
+        assert_eq!(ask("/em/v/0/0", &format!("{name}:{}", site.lab)).await.0, 404, "{name}");
+    }
+    for (password, path, expected) in [
+        (site.expired.as_str(), "/em/v/0/0", 401),
+        ("n5t_wrong", "/em/v/0/0", 401),
+        ("n5t_wrong", "/seg/v/0/0", 401),
+        // A proxy may ask for passwords itself, and pass them on.
+        ("secret", "/seg/v/0/0", 200),
+        ("secret", "/em/v/0/0", 401),
+    ] {
+        let (code, response) = ask(path, &format!(":{password}")).await;
+        assert_eq!(code, expected, "{path}");
+        let names_token = response.header("www-authenticate").is_some_and(|value| value.contains("invalid_token"));
+        assert_eq!(names_token, password != "secret", "{path}");
+    }
+    let both = [("Authorization", basic(&format!(":{}", site.alice)))];
+    let response = site.ask("GET", &format!("/em/v/0/0?token={}", site.lab), &[(both[0].0, &both[0].1)]).await;
+    assert_eq!(status(&response), 400);
+}
+
+#[tokio::test]
 async fn two_different_tokens_get_400_and_the_same_token_twice_is_accepted() {
     let site = Site::new().await;
     let (a, b) = (&site.alice, &site.lab);

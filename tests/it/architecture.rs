@@ -65,7 +65,7 @@ const ORDER: &[(&str, &str)] = &[
     ("fastpath", "thread_cache reply"),
     (
         "http",
-        "authorization routes slice_picture slice_request slice_source file_name compress body request observe app admission exposition forwarded credentials readiness common_headers mount respond query options route problem redact viewer_files embedded_viewer",
+        "authorization error_page routes slice_picture slice_request slice_source file_name compress body request observe app admission exposition forwarded html credentials readiness common_headers mount respond query options route problem redact viewer_files embedded_viewer",
     ),
     ("http::admission", "client_limits fair_polling in_flight stalled_store_limit"),
     ("http::query", "slice_query numpy_index params"),

@@ -28,6 +28,7 @@ mod connection_memory;
 mod connections;
 mod containment;
 mod docs;
+mod error_pages;
 mod expensive_blocks;
 mod fast_path;
 mod faults;

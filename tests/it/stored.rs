@@ -160,6 +160,11 @@ async fn the_page_has_one_entry_per_line_and_no_other_links() {
         let page = String::from_utf8(reply.body.to_vec()).unwrap();
         let links: Vec<&str> = page.lines().filter(|line| line.contains("href=")).collect();
         let (head, links): (Vec<&str>, Vec<&str>) = links.into_iter().partition(|line| line.starts_with("<link "));
+        let (footer, links): (Vec<&str>, Vec<&str>) = links.into_iter().partition(|line| line.starts_with("<footer>"));
+        assert_eq!(footer.len(), 1);
+        // Java and fsspec look for a quote after `href=`. Neuroglancer resolves the address, which is of another host.
+        assert!(!footer[0].contains("href=\"") && footer[0].matches("<a ").count() == 1, "{footer:?}");
+        assert!(footer[0].contains("href=https:&#47;&#47;"), "{footer:?}");
         for link in head {
             let (_, rest) = link.split_once("href=\"../viewer/page/").unwrap();
             let (_, rest) = rest.split_once('"').unwrap();
@@ -176,7 +181,33 @@ async fn the_page_has_one_entry_per_line_and_no_other_links() {
         assert!(!page.contains("://"), "fsspec takes every absolute URL for an entry");
     }
     let page = String::from_utf8(client.get("/").await.body.to_vec()).unwrap();
-    assert!(page.contains("<a href=\"%3C%26%22%27%3E/\">&lt;&amp;&quot;'&gt;/</a>"), "{page}");
+    assert!(page.contains("<a href=\"%3C%26%22%27%3E/\">&lt;&amp;\"'>/</a>"), "{page}");
+}
+
+#[tokio::test]
+async fn the_title_is_the_path_by_which_gdal_recognizes_a_listing() {
+    let n5 = nested();
+    n5.file("a/b c é&<>/attributes.json", "{}");
+    let title = async |client: &Client, path: &str, headers: &[(&str, &str)]| {
+        let page = String::from_utf8(client.get_with(path, headers).await.body.to_vec()).unwrap();
+        let line = page.lines().find(|line| line.contains("<title>")).unwrap().to_owned();
+        line.strip_prefix("<title>").and_then(|line| line.strip_suffix("</title>")).unwrap().to_owned()
+    };
+    let client = Client::of(n5.root());
+    for (path, expected) in [
+        ("/", "Index of /"),
+        ("/a/", "Index of /a"),
+        ("/n5/a/b/?blocks=1", "Index of /n5/a/b"),
+        ("/zarr3/a/", "Index of /zarr3/a"),
+        ("/a/b%20c%20%C3%A9&%3C%3E/", "Index of /a/b c é&amp;&lt;>"),
+    ] {
+        assert_eq!(title(&client, path, &[]).await, expected);
+    }
+    // Clients of a proxy see its prefix. Only proxies that are trusted may name one.
+    let prefixed = [("x-forwarded-prefix", "/data/")];
+    assert_eq!(title(&client, "/a/", &prefixed).await, "Index of /data/a");
+    let client = Client::new(local(n5.root()), settings(), HttpOptions { base_path: "/x/y".to_owned(), ..options() });
+    assert_eq!(title(&client, "/x/y/a/", &[]).await, "Index of /x/y/a");
 }
 
 #[tokio::test]

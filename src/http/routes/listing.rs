@@ -1,15 +1,17 @@
 //! Directory listings: as JSON, or as an HTML page for browsers and for the parsers of three programs.
 
-use std::borrow::Cow;
 use std::fmt::Write;
 
 use axum::body::Body;
 use axum::http::header::{ACCEPT, LINK};
 use axum::http::{HeaderValue, Response, StatusCode};
+use percent_encoding::percent_decode_str;
 use serde_json::json;
 
 use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::container::{BYTES_PER_INDEX, DirectoryEntry, DirectoryPage, EntryKind};
+use crate::http::forwarded;
+use crate::http::html::{self, escape_attribute, escape_text};
 use crate::http::mount::Mount;
 use crate::http::problem::{self, Problem};
 use crate::http::query::params::{self, unknown_value};
@@ -201,7 +203,7 @@ impl DirectoryListing<'_> {
                 None => break,
             };
         }
-        listing.push_html_after_entries(&mut html);
+        listing.push_html_after_entries(&mut html, self.context);
         listing.respond_with_text(self.context, html, memory)
     }
 
@@ -470,7 +472,8 @@ impl ListingPage {
     ///
     /// Java N5, Neuroglancer and fsspec find the entries by the pattern `href="…">text` (`n5:http/*.java`,
     /// `ng:html_directory_listing.ts`, `fsspec:http.py`). Therefore only entries match it, one per line. The links to
-    /// styles and icon have an attribute between `href` and `>`.
+    /// styles and icon have an attribute between `href` and `>`. GDAL reads only pages with the title `Index of PATH`,
+    /// where PATH is the decoded path of the URL, without a slash at its end (`gdal:cpl_vsil_curl.cpp`).
     ///
     /// `page/page.js` completes the page from the attributes of `main`. `data-path` is the path in the container.
     /// `data-base` leads from here to the server's root, whatever prefix a proxy strips. `data-viewer` is present if
@@ -478,13 +481,13 @@ impl ListingPage {
     fn to_html(&self, context: &RequestContext<'_>) -> String {
         let mut html = self.html_before_entries(context);
         self.push_html_entries(&mut html, &self.page.entries);
-        self.push_html_after_entries(&mut html);
+        self.push_html_after_entries(&mut html, context);
         html
     }
 
     fn html_before_entries(&self, context: &RequestContext<'_>) -> String {
         if self.query.files == ListedFiles::Every {
-            let path = escape_html(context.parts.uri.path());
+            let path = escape_text(context.parts.uri.path());
             return format!(
                 "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
                  <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
@@ -493,20 +496,22 @@ impl ListingPage {
         }
         let base = relative_root(context);
         let assets_url = format!("{base}viewer/page/");
-        let path = escape_html(&self.path);
-        let title = if path.is_empty() { "N5 container" } else { &path };
+        let path = escape_attribute(&self.path);
+        let heading = if self.path.is_empty() { "N5 container".into() } else { escape_text(&self.path) };
+        let url_path = client_path(context);
+        let title = escape_text(&url_path);
         let viewer_attribute = if context.app.viewer().is_some() { " data-viewer" } else { "" };
         let token_attribute = if context.presented.url_token().is_some() { " data-token" } else { "" };
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
-             <title>{title}</title>\n\
+             <title>Index of {title}</title>\n\
              <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n<link href=\"{assets_url}preview.css\" rel=\"stylesheet\">\n\
              <link href=\"{assets_url}display.css\" rel=\"stylesheet\">\n\
              <link href=\"{assets_url}download.css\" rel=\"stylesheet\">\n\
              <link href=\"{assets_url}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{assets_url}page.js\"></script>\n\
-             </head>\n<body>\n<main data-path=\"{path}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n"
+             </head>\n<body>\n<main data-path=\"{path}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{heading}</h1>\n<ul id=\"entries\">\n"
         )
     }
 
@@ -517,20 +522,20 @@ impl ListingPage {
         for entry in entries {
             let (slash, query) = if entry.kind == EntryKind::File { ("", "") } else { ("/", directory_query) };
             let href = route::encode_segment(&entry.name);
-            let name = escape_html(&entry.name);
+            let name = escape_text(&entry.name);
             // Writing to a String cannot fail.
             let _ = writeln!(html, "<li><a href=\"{href}{slash}{query}\">{name}{slash}</a></li>");
         }
     }
 
-    fn push_html_after_entries(&self, html: &mut String) {
+    fn push_html_after_entries(&self, html: &mut String, context: &RequestContext<'_>) {
         let is_empty = !html.ends_with("</li>\n");
         html.push_str("</ul>\n");
         if is_empty {
             html.push_str("<p>This group is empty.</p>\n");
         }
         if let Some(next) = &self.page.next {
-            let after = escape_html(next);
+            let after = escape_attribute(next);
             let blocks_input = if self.query.files == ListedFiles::WithBlocks {
                 "<input type=\"hidden\" name=\"blocks\" value=\"1\">"
             } else {
@@ -542,21 +547,24 @@ impl ListingPage {
                 "<form id=\"more\"><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks_input}<button>More</button></form>"
             );
         }
-        html.push_str("</main>\n</body>\n</html>\n");
+        html.push_str("</main>\n");
+        // A list for programs has nothing but entries.
+        if self.query.files != ListedFiles::Every {
+            html.push_str(&html::footer(&relative_root(context)));
+        }
+        html.push_str("</body>\n</html>\n");
     }
 }
 
-/// Returns the relative reference from a directory's page to the root. An absolute one would be wrong behind a proxy
-/// that strips or adds a prefix.
+/// Returns the relative reference from a directory's page to the root, which is below the token if the path has one.
 fn relative_root(context: &RequestContext<'_>) -> String {
-    let inner = context.parts.uri.path().strip_prefix(context.app.options.base_path.as_str()).unwrap_or_default();
-    let depth = inner.matches('/').count().saturating_sub(1);
-    if depth == 0 { "./".to_owned() } else { "../".repeat(depth) }
+    html::relative_root(context.parts.uri.path(), &context.app.options.base_path, 0)
 }
 
-fn escape_html(text: &str) -> Cow<'_, str> {
-    if !text.contains(['&', '<', '>', '"']) {
-        return Cow::Borrowed(text);
-    }
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").into()
+/// Returns the decoded path of the URL that the client requested, without its token and without a slash at its end.
+fn client_path(context: &RequestContext<'_>) -> String {
+    let prefix = forwarded::public_prefix(context.parts, context.peer, &context.app.options);
+    let path = percent_decode_str(context.parts.uri.path()).decode_utf8_lossy();
+    let path = format!("{prefix}{}", path.trim_end_matches('/'));
+    if path.is_empty() { "/".to_owned() } else { path }
 }

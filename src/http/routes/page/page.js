@@ -131,6 +131,7 @@ function header(info, subtitle, ...actions) {
   const about = path ? text("title") ?? text("name") : null;
   const name = path.split("/").pop() || text("title") || "N5 container";
   title.textContent = name;
+  document.title = path ? `${name} – n5-server` : name;
   return h(
     "header",
     { class: "top" },
