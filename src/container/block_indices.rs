@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::browse::grid_component;
+use super::grid_component::grid_component;
 use super::handle::Container;
 use crate::cache::{Dataset, ReadError, ReadOptions};
 use crate::store::{DirEntry, FilterDecision, Key};

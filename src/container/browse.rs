@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use super::grid_component::grid_component;
 use super::handle::Container;
+use super::subdirectories::{ZarrFormat, ZarrMarkers};
 use crate::cache::{ATTRIBUTES, Dataset, GroupState, ReadError, ReadOptions};
 use crate::store::{DirEntry, FilterDecision, Key};
 use n5_format::{Coords, GridPosition, MAX_RANK};
@@ -38,6 +40,9 @@ pub struct DirectoryPage {
     pub entries: Vec<DirectoryEntry>,
     /// True if more entries follow.
     pub has_more: bool,
+    /// Format of the Zarr store to which the directory belongs, if this is the first page of a directory with Zarr's
+    /// metadata and without N5's.
+    pub zarr: Option<ZarrFormat>,
 }
 
 impl Container {
@@ -61,8 +66,13 @@ impl Container {
         let is_in_grid = self.enclosing_dataset(options, key, 1).await?.is_some();
         let is_too_deep = key.child("0").is_err();
         let is_entry_visible = self.visible_entry_filter(key);
+        let markers = Arc::<ZarrMarkers>::default();
+        let seen = Arc::clone(&markers);
         let filter = Arc::new(move |entry: &DirEntry| {
             let is_number = || grid_component(&entry.name).is_some();
+            if is_entry_visible(&entry.name) {
+                seen.see(entry);
+            }
             match entry.is_directory {
                 _ if is_too_deep || !is_entry_visible(&entry.name) => FilterDecision::Skip,
                 false if entry.name == ATTRIBUTES || (include_blocks && is_number()) => FilterDecision::Keep,
@@ -72,7 +82,7 @@ impl Container {
             }
         });
         let Some(page) = self.store.list(key, after, limit, filter).await? else { return Ok(None) };
-        let mut result = DirectoryPage { entries: Vec::new(), has_more: page.has_more };
+        let mut result = DirectoryPage { entries: Vec::new(), has_more: page.has_more, zarr: markers.format() };
         let mut names_bytes = 0;
         let max_names_bytes = limit.saturating_mul(NAME_BYTES_PER_10_000_ENTRIES) / 10_000;
         for entry in page.entries {
@@ -190,27 +200,6 @@ impl Container {
         Ok(dataset.position_in_grid(position).is_some())
     }
 
-    /// Returns the names of the directories directly below `key`, at most `limit`, in byte order. Returns `None` if the
-    /// directory does not exist.
-    ///
-    /// # Errors
-    /// Returns an error if the store fails.
-    pub async fn directories(&self, key: &Key, limit: usize) -> Result<Option<Vec<String>>, ReadError> {
-        if !self.check_visible(key) {
-            return Ok(None);
-        }
-        let is_entry_visible = self.visible_entry_filter(key);
-        let filter = Arc::new(move |entry: &DirEntry| {
-            if entry.is_directory && is_entry_visible(&entry.name) {
-                FilterDecision::Keep
-            } else {
-                FilterDecision::Skip
-            }
-        });
-        let listing = self.store.list(key, None, limit, filter).await?;
-        Ok(listing.map(|listing| listing.entries.into_iter().map(|entry| entry.name).collect()))
-    }
-
     /// Returns true if `key` is a directory that is visible to the caller and readable.
     ///
     /// # Errors
@@ -226,7 +215,7 @@ impl Container {
     }
 
     /// Returns a filter for the names in the directory `key` that are visible to the caller.
-    fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
+    pub(super) fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
         // Called for its side effect: it records that a listing of a directory that may have hidden entries depends on
         // the caller, even if no entry is hidden now.
         self.check_subtree_visible(key);
@@ -238,10 +227,4 @@ impl Container {
                 .is_none_or(|visibility| parent.child(name).is_ok_and(|key| visibility.check_visible(&key)))
         }
     }
-}
-
-/// Parses a path segment as a grid component: decimal, without leading zeros.
-pub(crate) fn grid_component(name: &str) -> Option<u64> {
-    let is_numeric = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    (is_numeric && (name == "0" || !name.starts_with('0'))).then(|| name.parse().ok()).flatten()
 }

@@ -3,15 +3,18 @@
 
 mod block_indices;
 mod browse;
+mod grid_component;
 mod groups;
 mod handle;
 mod nonblocking;
 mod resources;
 mod stored_blocks;
+mod subdirectories;
 
 pub(crate) use block_indices::BYTES_PER_INDEX;
-pub(crate) use browse::grid_component;
 pub use browse::{DirectoryEntry, DirectoryPage, EntryKind};
+pub(crate) use grid_component::grid_component;
 pub use handle::{Container, Visibility};
 pub use nonblocking::{CachedResponse, Dependency, NonblockingLookup};
 pub use resources::{Resources, Settings};
+pub use subdirectories::{Subdirectories, ZarrFormat};

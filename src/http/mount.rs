@@ -64,13 +64,23 @@ pub(crate) struct CallerView {
     /// `None` for a client without a token.
     pub(crate) caller: Option<Caller>,
     /// True if the response may differ for other callers.
-    varies_by_caller: AtomicBool,
+    varies_by_caller: Arc<AtomicBool>,
 }
 
 impl CallerView {
     /// Creates the view that `caller` has of the mount named `mount`.
     pub(crate) fn new(control: &Arc<AccessControl>, mount: &str, caller: Option<Caller>) -> Self {
-        Self { control: Arc::clone(control), mount: mount.to_owned(), caller, varies_by_caller: AtomicBool::new(false) }
+        Self { control: Arc::clone(control), mount: mount.to_owned(), caller, varies_by_caller: Arc::default() }
+    }
+
+    /// Returns the view that the same caller has of the mount named `mount`, for the same response.
+    pub(crate) fn of_mount(&self, mount: &str) -> Self {
+        Self {
+            control: Arc::clone(&self.control),
+            mount: mount.to_owned(),
+            caller: self.caller.clone(),
+            varies_by_caller: Arc::clone(&self.varies_by_caller),
+        }
     }
 
     /// Records that the response depends on `decision`. Returns true if the decision lets the caller read.

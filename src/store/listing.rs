@@ -22,6 +22,8 @@ pub struct Listing {
     /// Number of omitted entries, including the named ones. If [`Self::has_more`] is true, the next page may count some
     /// of these entries again.
     pub omitted_count: u64,
+    /// Number that identifies the directory, as [`Store::identity`](super::Store::identity) returns it.
+    pub identity: Option<u64>,
 }
 
 /// Maximum number of names in [`Listing::omitted_names`].

@@ -114,7 +114,7 @@ impl Store for MemoryStore {
         let is_after = |entry: &&DirEntry| after.is_none_or(|after| entry.name.as_str() > after);
         let mut matching = directory.iter().filter(is_after).filter(is_kept);
         let entries = matching.by_ref().take(limit).cloned().collect();
-        Ok(Some(Listing { entries, has_more: matching.next().is_some(), omitted_names: Vec::new(), omitted_count: 0 }))
+        Ok(Some(Listing { entries, has_more: matching.next().is_some(), ..Listing::default() }))
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

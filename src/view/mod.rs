@@ -18,6 +18,7 @@ mod lookup;
 mod node;
 mod precomputed;
 mod reencoded;
+mod subtree;
 mod volume;
 mod zarr2;
 mod zarr3;
@@ -37,6 +38,9 @@ pub use chunk::{Chunk, ChunkSource, EncodedChunk};
 pub use chunk_encoder::{ChunkEncoder, StreamLayout};
 pub use lookup::{ResolvedKey, ViewLookup};
 pub use node::{LoadedNode, read_node, read_node_with_text};
+pub use subtree::{
+    SubtreeEnd, SubtreeEntry, SubtreeRequest, is_container_root, summarize_directory, summarize_subtree,
+};
 pub use volume::{MAX_SEARCHED, Volume, VolumeLevel, find_volume, read_volume};
 
 /// All views. The first segment of a path selects the view.

@@ -209,7 +209,8 @@ impl<'a> NodeLoader<'a> {
     /// Returns the names of the directories below. Only the first call lists them.
     async fn list_children(&mut self) -> Result<Vec<String>, ReadError> {
         if self.children.is_none() {
-            self.children = self.container.directories(self.key, MAX_CHILDREN).await?;
+            let children = self.container.subdirectories(self.key, None, MAX_CHILDREN, true).await?;
+            self.children = children.map(|children| children.names);
             if self.children.as_ref().is_some_and(|names| names.len() >= MAX_CHILDREN) {
                 let text = format!("only the first {MAX_CHILDREN} subdirectories were searched for levels");
                 self.problems.push(text);

@@ -21,8 +21,8 @@ use n5_format::{Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttr
 /// Kind of node that a directory is in a Zarr hierarchy.
 #[derive(Debug)]
 pub(super) enum ZarrNodeType {
-    /// Not a node: the directory does not exist, lies inside a dataset's grid, or is a dataset that this server cannot
-    /// decode.
+    /// Not a node: the directory does not exist, lies inside a dataset's grid or a Zarr store, or is a dataset that this
+    /// server cannot decode.
     Missing,
     /// A group.
     Group,
@@ -48,7 +48,8 @@ pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<Zarr
                 return Ok(ZarrNodeType::Array(dataset, Some(order)));
             }
             let is_group = container.is_directory(options, key).await?
-                && container.enclosing_dataset(options, key, 0).await?.is_none();
+                && container.enclosing_dataset(options, key, 0).await?.is_none()
+                && container.zarr_store_around(options, key).await?.is_none();
             if is_group { ZarrNodeType::Group } else { ZarrNodeType::Missing }
         }
     })

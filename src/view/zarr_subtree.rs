@@ -8,7 +8,6 @@ use super::lookup::ViewLookup;
 use super::node::{COPY_MEMORY_FACTOR, read_document};
 use super::zarr_node::{CopiedAttributes, ZarrNode, relative_path, reordered_levels};
 use crate::cache::{GroupState, MemoryPermit, ReadError};
-use crate::container::grid_component;
 use crate::store::Key;
 use n5_metadata::{CoordinateSpace, Node};
 
@@ -35,6 +34,8 @@ struct SurveyedDirectory {
     parent_index: usize,
     /// True if the directory is a dataset, so that everything below is a part of it.
     is_dataset: bool,
+    /// True if the directory is a Zarr store, which is not a part of the N5 hierarchy.
+    is_zarr_store: bool,
     /// Length of the text of the directory's attributes, in bytes.
     text_bytes: u64,
 }
@@ -118,7 +119,7 @@ async fn zarr_nodes(
     let mut level_spaces = HashMap::new();
     let mut level_orders = HashMap::new();
     let mut zarr_nodes = Vec::new();
-    for (index, directory) in directories.iter().enumerate() {
+    for (index, directory) in directories.iter().enumerate().filter(|(_, directory)| !directory.is_zarr_store) {
         let path = relative_path(key, &directory.key);
         let index_of = |level: &str| {
             let joined = if path.is_empty() { level.to_owned() } else { format!("{path}/{level}") };
@@ -172,7 +173,13 @@ fn add_child_documents(nodes: &mut [Node], index: usize, index_of: impl Fn(&str)
 /// Also returns the memory in bytes that their nodes take. Returns `None` if there are too many directories or
 /// attributes.
 async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<SurveyedDirectory>, u64)>, ReadError> {
-    let new_directory = |key, parent_index| SurveyedDirectory { key, parent_index, is_dataset: false, text_bytes: 0 };
+    let new_directory = |key, parent_index| SurveyedDirectory {
+        key,
+        parent_index,
+        is_dataset: false,
+        is_zarr_store: false,
+        text_bytes: 0,
+    };
     let mut directories = vec![new_directory(key.clone(), 0)];
     let mut all_text_bytes = 0;
     // Memory of all interpreted attributes, including those of the directories above `key`.
@@ -203,11 +210,18 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<Survey
             (directory.is_dataset, directory.text_bytes) = (is_dataset, text_bytes);
         }
         if !is_dataset {
-            let names = lookup.container.directories(&directory_key, MAX_DIRECTORIES).await?.unwrap_or_default();
             // The directories of blocks of an unreadable dataset are no groups.
-            let is_group = |name: &&String| !may_be_dataset || grid_component(name).is_none();
-            let keys = names.iter().filter(is_group).filter_map(|name| directory_key.child(name).ok());
-            directories.extend(keys.map(|key| new_directory(key, next_index)));
+            let with_numbers = !may_be_dataset;
+            let children = lookup.container.subdirectories(&directory_key, None, MAX_DIRECTORIES, with_numbers).await?;
+            let children = children.unwrap_or_default();
+            if children.zarr.is_some() {
+                if let Some(directory) = directories.get_mut(next_index) {
+                    directory.is_zarr_store = true;
+                }
+            } else {
+                let keys = children.names.iter().filter_map(|name| directory_key.child(name).ok());
+                directories.extend(keys.map(|key| new_directory(key, next_index)));
+            }
         }
         if directories.len() > MAX_DIRECTORIES {
             return Ok(None);

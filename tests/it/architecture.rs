@@ -61,7 +61,10 @@ const ORDER: &[(&str, &str)] = &[
     ),
     ("conn::fast_connection", "header_timer receive_buffer"),
     ("conn::http2", "watchdog admission frames hpack"),
-    ("container", "block_indices browse groups nonblocking stored_blocks handle resources"),
+    (
+        "container",
+        "block_indices browse subdirectories groups nonblocking stored_blocks grid_component handle resources",
+    ),
     ("fastpath", "thread_cache reply"),
     (
         "http",
@@ -69,7 +72,7 @@ const ORDER: &[(&str, &str)] = &[
     ),
     ("http::admission", "client_limits fair_polling in_flight stalled_store_limit"),
     ("http::query", "slice_query numpy_index params"),
-    ("http::routes", "info operations slice stats thumbnail view viewer stored listing page"),
+    ("http::routes", "info recursive_info operations slice stats thumbnail view viewer stored listing page"),
     (
         "n5_format",
         "array convert range_reads block attributes document compression json_object json statistics data_type grid",
@@ -77,7 +80,7 @@ const ORDER: &[(&str, &str)] = &[
     ("n5_format::compression", "encoding blosc bzip2 blosc_sys gzip lz4 raw xz zstd stream codec"),
     (
         "n5_metadata",
-        "description canonical channels compatibility coordinate_space neuroglancer tensorstore codec units volume multiscale calibration voxel_size node problem json_values",
+        "summary description canonical channels compatibility coordinate_space neuroglancer tensorstore codec units volume multiscale calibration voxel_size node problem json_values",
     ),
     ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera pyramid"),
     ("output", "accept thumbnail jpeg json n5_block npy png raw tiff composite image_stack image encoding colours"),
@@ -97,7 +100,7 @@ const ORDER: &[(&str, &str)] = &[
     ("verify", "aggregator previous_run event walk prefetch walk_item checks entries finding retry"),
     (
         "view",
-        "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array axis_order lookup chunk chunk_encoder volume node",
+        "subtree precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array axis_order lookup chunk chunk_encoder volume node",
     ),
     ("view::precomputed", "scale compressed_segmentation image"),
 ];

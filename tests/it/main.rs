@@ -41,6 +41,7 @@ mod openapi;
 mod operations;
 mod precomputed;
 mod readiness;
+mod recursive_info;
 mod reencoded;
 mod reload;
 mod remote_store;

@@ -92,17 +92,14 @@ impl Description {
         for (name, reason) in node.own_document().unreadable() {
             push_unique(&mut description.problems, format!("the attribute {name} counts as missing: {reason}"));
         }
-        if !node.is_dataset() {
-            return description.describe_group(node);
+        let dataset = node.is_dataset().then(|| DescribedDataset::parse(node.own_document().clone()));
+        if let Some(Ok(dataset)) = dataset {
+            return description.describe_dataset(node, &dataset);
         }
-        match DescribedDataset::parse(node.own_document().clone()) {
-            Ok(dataset) => return description.describe_dataset(node, &dataset),
-            Err(error) => {
-                let text = format!("the attributes do not describe a dataset: {error}");
-                MetadataProblemKind::InvalidDataset.report(&mut description.problems, text);
-            }
+        if let Some(text) = dataset_fault(node) {
+            MetadataProblemKind::InvalidDataset.report(&mut description.problems, text);
         }
-        description
+        if node.is_dataset() { description } else { description.describe_group(node) }
     }
 
     fn describe_dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
@@ -134,13 +131,6 @@ impl Description {
     }
 
     fn describe_group(mut self, node: &Node) -> Self {
-        let has_own = |key: &str| node.attributes().get(key).is_some_and(|value| !value.is_null());
-        if has_own("dimensions") || has_own("blockSize") {
-            let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !has_own(key));
-            let missing = missing.unwrap_or_default();
-            let text = format!("the attributes do not describe a dataset: {missing} is missing");
-            MetadataProblemKind::InvalidDataset.report(&mut self.problems, text);
-        }
         if let Some(pyramid) = pyramid(node, &mut self.problems) {
             self.kind = NodeKind::Multiscale;
             self.axes.clone_from(&pyramid.axes);
@@ -155,9 +145,25 @@ impl Description {
 }
 
 /// Returns the usable ones of `sizes`, or `None` if there is none.
-fn usable_sizes(sizes: &[f64]) -> Option<Vec<Option<f64>>> {
+pub(crate) fn usable_sizes(sizes: &[f64]) -> Option<Vec<Option<f64>>> {
     let usable: Vec<Option<f64>> = sizes.iter().map(|size| Some(*size).filter(|size| is_usable_size(*size))).collect();
     (sizes.is_empty() || usable.iter().any(Option::is_some)).then_some(usable)
+}
+
+/// Returns the reason why attributes that are meant to describe a dataset do not describe one. Returns `None` for a
+/// dataset, and for attributes of a group.
+pub(crate) fn dataset_fault(node: &Node) -> Option<String> {
+    let reason = if node.is_dataset() {
+        DescribedDataset::parse(node.own_document().clone()).err()?.to_string()
+    } else {
+        let has_own = |key: &str| node.attributes().get(key).is_some_and(|value| !value.is_null());
+        if !has_own("dimensions") && !has_own("blockSize") {
+            return None;
+        }
+        let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !has_own(key));
+        format!("{} is missing", missing.unwrap_or_default())
+    };
+    Some(format!("the attributes do not describe a dataset: {reason}"))
 }
 
 /// Adds a problem for each of `notes`, which describe the changes that the view `as` makes for strict readers.
@@ -167,7 +173,7 @@ fn push_normalization_notes(notes: Vec<String>, problems: &mut Vec<MetadataProbl
     }
 }
 
-fn truncated_error(error: &DocumentError) -> String {
+pub(crate) fn truncated_error(error: &DocumentError) -> String {
     let mut text = error.to_string();
     text.truncate(text.char_indices().nth(300).map_or(text.len(), |(at, _)| at));
     text
@@ -175,7 +181,7 @@ fn truncated_error(error: &DocumentError) -> String {
 
 /// Returns the size of all elements in bytes, as decimal digits, because 32 axes of up to 2^63 elements exceed every
 /// integer type.
-fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
+pub(crate) fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
     const BASE: u128 = 1_000_000_000;
     let item_size = u64::try_from(dataset.data_type().size_bytes()?).ok()?;
     // Digits in base 10^9, least significant first.

@@ -1,10 +1,12 @@
-//! `GET /info/{path}`: one document about a group or dataset.
+//! `GET /info/{path}`: one document about a group or dataset. With `recursive=1`, `recursive_info` answers.
 
 use axum::http::HeaderValue;
 use serde_json::{Value, json};
 
+use crate::container::ZarrFormat;
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
+use crate::http::routes::recursive_info::{self, SubtreeQuery};
 use crate::http::{forwarded, route};
 use crate::view::{self, LoadedNode};
 use n5_format::JsonObjectBuilder;
@@ -15,11 +17,14 @@ use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
 const MAX_REPEATED_BYTES: usize = 1 << 20;
 
 pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
+    if let Some(query) = SubtreeQuery::parse(context.parts.uri.query())? {
+        return recursive_info::handle(context, &query).await;
+    }
     let Some((mount, key)) = context.locate(&context.target.segments)? else {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
         let no_cache = HeaderValue::from_static("no-cache");
-        return document(context, "", LoadedNode::default(), no_attributes, no_cache);
+        return document(context, DescribedDirectory::default(), no_attributes, no_cache);
     };
     let to_problem = |error| mount.problem(error);
     let loaded = view::read_node_with_text(&mount.container, context.read_options, &key).await.map_err(to_problem)?;
@@ -33,21 +38,40 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     } else {
         JsonObjectBuilder::default()
     };
+    let zarr = match &loaded.node.document {
+        Some(_) => None,
+        None => mount.container.zarr_store_around(context.read_options, &key).await.map_err(to_problem)?,
+    };
     // The response is never immutable, because it depends on the version of the server and on the enclosing groups.
     let cache_control = mount.missing_cache_control.clone();
-    document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control)
+    let is_mount = key.is_root() && !mount.name.is_empty();
+    let is_container = is_mount || view::is_container_root(&key, &loaded.node);
+    let directory = DescribedDirectory { path: mount.path_of(&key), loaded, zarr, is_container };
+    document(context, directory, (attributes, tensorstore_attributes), cache_control)
 }
 
-/// Returns the response about the directory `loaded`. The pair holds copies of all its attributes, and of those that
-/// the TensorStore spec repeats.
+/// A directory and what the response says about it in addition to its description.
+#[derive(Default)]
+struct DescribedDirectory {
+    /// Path from the server's root.
+    path: String,
+    loaded: LoadedNode,
+    /// Format of the Zarr store to which the directory belongs.
+    zarr: Option<ZarrFormat>,
+    /// True if the directory is the root of an N5 container.
+    is_container: bool,
+}
+
+/// Returns the response about `directory`. The pair holds copies of all its attributes, and of those that the
+/// TensorStore spec repeats.
 fn document(
     context: &RequestContext<'_>,
-    path: &str,
-    loaded: LoadedNode,
+    directory: DescribedDirectory,
     (attributes, tensorstore_attributes): (JsonObjectBuilder, JsonObjectBuilder),
     cache_control: HeaderValue,
 ) -> HandlerResult {
-    let LoadedNode { node, problems, memory, .. } = loaded;
+    let path = directory.path.as_str();
+    let LoadedNode { node, problems, memory, .. } = directory.loaded;
     let mut description = n5_metadata::describe(&node);
     description.problems.extend(problems.into_iter().map(n5_metadata::MetadataProblem::from));
     let base = forwarded::public_base_url(context.parts, context.peer, context.presented, &context.app.options);
@@ -62,6 +86,8 @@ fn document(
     };
     members.insert("volume".to_owned(), json!(n5_metadata::volume_kind(&node, path)));
     members.insert("path".to_owned(), json!(path));
+    members.insert("store".to_owned(), json!(directory.zarr.map(ZarrFormat::name)));
+    members.insert("container".to_owned(), json!(directory.is_container));
     members.insert("urls".to_owned(), urls);
     let mut object = JsonObjectBuilder::default();
     object.insert_object("attributes", &attributes);

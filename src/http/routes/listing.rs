@@ -9,7 +9,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::json;
 
 use crate::cache::{GroupState, MemoryPermit, ReadError};
-use crate::container::{BYTES_PER_INDEX, DirectoryEntry, DirectoryPage, EntryKind};
+use crate::container::{BYTES_PER_INDEX, DirectoryEntry, DirectoryPage, EntryKind, ZarrFormat};
 use crate::http::forwarded;
 use crate::http::html::{self, escape_attribute, escape_text};
 use crate::http::mount::Mount;
@@ -69,7 +69,7 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     }
     let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
     let memory = context.app.resources.reserve_memory(bytes as u64).await?;
-    let page = ListingEntries { entries, next: None };
+    let page = ListingEntries { entries, next: None, zarr: None };
     ListingPage { path: String::new(), page, query, cache_control: HeaderValue::from_static("no-cache") }
         .respond(context, memory)
 }
@@ -183,7 +183,7 @@ impl DirectoryListing<'_> {
             (container.reserve_memory(bytes).await?, bytes / 2, bytes / 4)
         };
         let mut after = None;
-        let page = ListingEntries { entries: Vec::new(), next: None };
+        let page = ListingEntries { entries: Vec::new(), next: None, zarr: None };
         let cache_control = self.mount.missing_cache_control.clone();
         let listing =
             ListingPage { path: self.mount.path_of(self.key), page, query: self.query.clone(), cache_control };
@@ -252,7 +252,7 @@ impl DirectoryListing<'_> {
         // A view has directories that the container does not have, such as those of chunks in Zarr 3.
         let page = match page {
             None if !self.exists_in_view => return Err(self.mount.not_found()),
-            None => DirectoryPage { entries: Vec::new(), has_more: false },
+            None => DirectoryPage { entries: Vec::new(), has_more: false, zarr: None },
             Some(page) => page,
         };
         let mut page = ListingEntries::of_page(page);
@@ -294,12 +294,14 @@ struct ListingEntries {
     entries: Vec<DirectoryEntry>,
     /// Name after which the next page begins; `None` on the last page.
     next: Option<String>,
+    /// Format of the Zarr store to which the directory belongs, if that was seen.
+    zarr: Option<ZarrFormat>,
 }
 
 impl ListingEntries {
     fn of_page(page: DirectoryPage) -> Self {
         let next = page.entries.last().filter(|_| page.has_more).map(|entry| entry.name.clone());
-        Self { entries: page.entries, next }
+        Self { entries: page.entries, next, zarr: page.zarr }
     }
 
     /// Adds those of `further`, which are sorted, that belong on this page: those after `after`, and before the next
@@ -450,8 +452,8 @@ impl ListingPage {
         format!("<?after={after}{blocks}{format}{token}>; rel=\"next\"")
     }
 
-    /// Renders `{"path", "entries": [{"name", "kind"}], "next"}`. The text is written entry by entry, because a JSON
-    /// value of the whole page would take many times the memory.
+    /// Renders `{"path", "entries": [{"name", "kind"}], "next"}`, and `"store"` for a Zarr store. The text is written
+    /// entry by entry, because a JSON value of the whole page would take many times the memory.
     fn to_json(&self) -> String {
         let mut text = format!("{{\"path\":{},\"entries\":[", json!(self.path));
         for (index, entry) in self.page.entries.iter().enumerate() {
@@ -464,7 +466,8 @@ impl ListingPage {
             // Writing to a String cannot fail.
             let _ = write!(text, "{comma}{}", json!({ "name": entry.name, "kind": kind }));
         }
-        let _ = write!(text, "],\"next\":{}}}", json!(self.page.next));
+        let store = self.page.zarr.map_or_else(String::new, |zarr| format!(",\"store\":\"{}\"", zarr.name()));
+        let _ = write!(text, "],\"next\":{}{store}}}", json!(self.page.next));
         text
     }
 
@@ -531,7 +534,11 @@ impl ListingPage {
     fn push_html_after_entries(&self, html: &mut String, context: &RequestContext<'_>) {
         let is_empty = !html.ends_with("</li>\n");
         html.push_str("</ul>\n");
-        if is_empty {
+        if self.page.zarr.is_some() {
+            html.push_str(
+                "<p>This is a Zarr store. This server reads N5 only; any file server can serve the store.</p>\n",
+            );
+        } else if is_empty {
             html.push_str("<p>This group is empty.</p>\n");
         }
         if let Some(next) = &self.page.next {

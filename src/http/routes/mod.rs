@@ -4,6 +4,7 @@ pub(crate) mod info;
 pub(crate) mod listing;
 pub(crate) mod operations;
 pub(crate) mod page;
+pub(crate) mod recursive_info;
 pub(crate) mod slice;
 pub(crate) mod stats;
 pub(crate) mod stored;

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Dir, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use super::tree::LocalTree;
+use super::tree::{LocalTree, identity_of};
 use crate::store::error::LocalError;
 use crate::store::key::Key;
 use crate::store::listing::{DirEntry, EntryFilter, FilterDecision, Listing, MAX_OMITTED_NAMES};
@@ -35,7 +35,7 @@ impl LocalTree {
     pub(super) fn list(&self, key: &Key, page: &PageRequest<'_>) -> Result<Option<Listing>, LocalError> {
         let root = self.open_root()?;
         let Some(directory) = self.find_visible(&root, key, OFlags::DIRECTORY)? else { return Ok(None) };
-        let mut listing = Listing { entries: Vec::new(), has_more: false, omitted_names: Vec::new(), omitted_count: 0 };
+        let mut listing = Listing { identity: Some(identity_of(&directory.metadata()?)), ..Listing::default() };
         let select = |name, kind| Ok(candidate(page, name, kind));
         let omit = |name: &CStr| omit(&mut listing, &name.to_string_lossy());
         let (candidates, has_more_candidates) = scan(&directory, page, omit, select)?;

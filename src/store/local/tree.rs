@@ -334,14 +334,18 @@ impl LocalTree {
 
     pub(super) fn identity(&self, key: &Key) -> Result<Option<u64>, LocalError> {
         let Some(directory) = self.find_visible(&self.open_root()?, key, OFlags::DIRECTORY)? else { return Ok(None) };
-        let metadata = directory.metadata()?;
-        Ok(Some(xxh3_64(&[metadata.dev().to_le_bytes(), metadata.ino().to_le_bytes()].concat())))
+        Ok(Some(identity_of(&directory.metadata()?)))
     }
 
     pub(super) fn is_directory(&self, key: &Key) -> Result<bool, LocalError> {
         let Some(file) = self.find_visible(&self.open_root()?, key, OFlags::empty())? else { return Ok(false) };
         Ok(file.metadata()?.is_dir())
     }
+}
+
+/// Returns a number that identifies a file or directory, whatever path leads to it.
+pub(super) fn identity_of(metadata: &Metadata) -> u64 {
+    xxh3_64(&[metadata.dev().to_le_bytes(), metadata.ino().to_le_bytes()].concat())
 }
 
 #[cfg(test)]
