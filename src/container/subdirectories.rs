@@ -33,9 +33,9 @@ impl ZarrFormat {
 /// Names of metadata files that were seen while a directory was listed.
 #[derive(Debug, Default)]
 pub(super) struct ZarrMarkers {
-    has_n5: AtomicBool,
-    has_zarr2: AtomicBool,
-    has_zarr3: AtomicBool,
+    n5: AtomicBool,
+    zarr2: AtomicBool,
+    zarr3: AtomicBool,
 }
 
 impl ZarrMarkers {
@@ -46,9 +46,9 @@ impl ZarrMarkers {
         }
         let format = ZarrFormat::MARKERS.iter().find(|(name, _)| *name == entry.name).map(|(_, format)| *format);
         let flag = match format {
-            Some(ZarrFormat::V2) => &self.has_zarr2,
-            Some(ZarrFormat::V3) => &self.has_zarr3,
-            None if entry.name == ATTRIBUTES => &self.has_n5,
+            Some(ZarrFormat::V2) => &self.zarr2,
+            Some(ZarrFormat::V3) => &self.zarr3,
+            None if entry.name == ATTRIBUTES => &self.n5,
             None => return,
         };
         flag.store(true, Ordering::Relaxed);
@@ -57,11 +57,11 @@ impl ZarrMarkers {
     /// Returns the format of the Zarr store to which the directory belongs. A directory with attributes of N5 belongs
     /// to the N5 hierarchy, whatever else it contains.
     pub(super) fn format(&self) -> Option<ZarrFormat> {
-        if self.has_n5.load(Ordering::Relaxed) {
+        if self.n5.load(Ordering::Relaxed) {
             return None;
         }
-        let zarr2 = || self.has_zarr2.load(Ordering::Relaxed).then_some(ZarrFormat::V2);
-        self.has_zarr3.load(Ordering::Relaxed).then_some(ZarrFormat::V3).or_else(zarr2)
+        let zarr2 = || self.zarr2.load(Ordering::Relaxed).then_some(ZarrFormat::V2);
+        self.zarr3.load(Ordering::Relaxed).then_some(ZarrFormat::V3).or_else(zarr2)
     }
 }
 

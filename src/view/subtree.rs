@@ -113,7 +113,7 @@ pub async fn summarize_directory(request: SubtreeRequest<'_>) -> Result<Option<S
 /// Returns true if the directory `key` is the root of an N5 container: its name ends in `.n5`, or its attributes name a
 /// version of N5. A directory inside a container is none, because some writers repeat the version in every group.
 pub fn is_container_root(key: &Key, node: &Node) -> bool {
-    let has_suffix = |name: &str| name.len() > 3 && name.ends_with(".n5");
+    let has_suffix = |name: &str| name.strip_suffix(".n5").is_some_and(|stem| !stem.is_empty());
     let has_version = |document: &AttributesDocument| document.members().contains_key("n5");
     let is_inside =
         node.ancestors.iter().any(has_version) || key.parent().is_some_and(|parent| parent.segments().any(has_suffix));

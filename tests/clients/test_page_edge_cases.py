@@ -120,7 +120,7 @@ def test_a_partial_listing_says_so(browser, tmp_path):
         (tmp_path / f"g{n:05}").mkdir()
     with support.Server(tmp_path) as server, Visit(browser, server, "?token=secret") as visit:
         assert visit.text(".count") == "first 10,000 entries"
-        assert visit.page.get_attribute("input[type=search]", "placeholder") == "Search this page"
+        assert visit.page.get_attribute("input[type=search]", "placeholder") == "Search here and below"
         visit.page.focus("input[type=search]")
         visit.page.keyboard.press("Enter")
         assert visit.page.url == f"{server.url}?token=secret", "Enter submits no search"

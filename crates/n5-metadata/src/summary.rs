@@ -129,7 +129,10 @@ mod tests {
         let node = group(&[], &own, &[("s0", array(&[9, 8], &json!({}))), ("s1", array(&[5, 4], &json!({})))]);
         let summary = summarize(&node, "em");
         assert_eq!((summary.kind, summary.levels), (NodeKind::Multiscale, Some(2)));
-        assert_eq!((summary.dimensions.unwrap(), summary.resolution.unwrap()), (vec![9, 8], vec![Some(4.0), Some(8.0)]));
+        assert_eq!(
+            (summary.dimensions.unwrap(), summary.resolution.unwrap()),
+            (vec![9, 8], vec![Some(4.0), Some(8.0)])
+        );
         assert_eq!((summary.level_paths, summary.error), (vec!["s0".to_owned(), "s1".to_owned()], None));
     }
 

@@ -39,6 +39,7 @@ macro_rules! assets {
 
 /// Name and text of every file of `src/http/routes/page/`.
 const ASSETS: &[(&str, &str)] = assets![
+    "about.js",
     "box_drawing.js",
     "channel_controls.js",
     "channels.js",
@@ -52,6 +53,9 @@ const ASSETS: &[(&str, &str)] = assets![
     "download.js",
     "download_request.js",
     "entries.js",
+    "entry_facts.js",
+    "finding.js",
+    "gallery.js",
     "gestures.js",
     "icon.svg",
     "neuroglancer_link.js",
@@ -69,9 +73,11 @@ const ASSETS: &[(&str, &str)] = assets![
     "server.js",
     "snippets.js",
     "stack.js",
+    "subtree.js",
     "thumbnail.js",
     "tiles.js",
     "time_player.js",
+    "tree.js",
     "value_statistics.js",
     "view_state.js",
     "viewport.js",

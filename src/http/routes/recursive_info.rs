@@ -120,17 +120,16 @@ pub(crate) async fn handle(context: &RequestContext<'_>, query: &SubtreeQuery) -
     let resources = &context.app.resources;
     let full_bytes = PAGE_BYTES.min(resources.settings().slice_budget);
     let located = context.locate(segments)?;
-    let (memory, memory_bytes) = match resources.try_reserve_memory(full_bytes) {
-        Some(memory) => (memory, full_bytes),
+    let (memory, memory_bytes) = if let Some(memory) = resources.try_reserve_memory(full_bytes) {
+        (memory, full_bytes)
+    } else {
         // A smaller page needs no memory that slow clients hold.
-        None => {
-            let bytes = resources.max_overtaking_bytes().min(full_bytes);
-            let memory = match located {
-                Some((mount, _)) => mount.container.reserve_memory(bytes).await?,
-                None => resources.reserve_memory(bytes).await?,
-            };
-            (memory, bytes)
-        }
+        let bytes = resources.max_overtaking_bytes().min(full_bytes);
+        let memory = match &located {
+            Some((mount, _)) => mount.container.reserve_memory(bytes).await?,
+            None => resources.reserve_memory(bytes).await?,
+        };
+        (memory, bytes)
     };
     let path = segments.join("/");
     let mut page = PageText::new(&path, query.limit, memory_bytes);
@@ -255,7 +254,7 @@ impl PageText {
 
     /// Adds the entry of the directory at `path`. Returns false if the page is full, and the entry is not added.
     fn add(&mut self, path: &str, entry: &SubtreeEntry) -> bool {
-        self.add_text(path, entry_text(path, entry))
+        self.add_text(path, &entry_text(path, entry))
     }
 
     /// Adds the entry of a container that cannot be read.
@@ -263,10 +262,10 @@ impl PageText {
         tracing::warn!(container = path, %error, "not readable; listed without its content");
         let text = json!({ "path": path, "kind": "group", "container": true,
             "error": "the container cannot be read at present" });
-        self.add_text(path, text.to_string());
+        self.add_text(path, &text.to_string());
     }
 
-    fn add_text(&mut self, path: &str, text: String) -> bool {
+    fn add_text(&mut self, path: &str, text: &str) -> bool {
         let is_full = self.entry_count >= self.limit || self.text.len() + text.len() > self.max_bytes;
         if is_full && self.entry_count > 0 {
             return false;
@@ -274,7 +273,7 @@ impl PageText {
         if self.entry_count > 0 {
             self.text.push(',');
         }
-        self.text.push_str(&text);
+        self.text.push_str(text);
         self.entry_count += 1;
         self.last_path = Some(path.to_owned());
         true

@@ -1,9 +1,12 @@
 // The page that a browser shows for a directory, built on the plain listing.
 
+import { about, titleOf } from "./about.js";
 import { fromStats } from "./value_statistics.js";
 import * as describe from "./describe.js";
 import { copyButton, h, once } from "./dom.js";
 import { directories, enliven } from "./entries.js";
+import { ZARR_ADVICE, kindsOf } from "./entry_facts.js";
+import { gallery } from "./gallery.js";
 import { isOpenable, linkTo, sourceText, together, viewerAdvice } from "./neuroglancer_link.js";
 import { invalidSize, notes } from "./notes.js";
 import { overlayOf } from "./overlay.js";
@@ -127,17 +130,19 @@ function later(f, delay = 150) {
 }
 
 function header(info, subtitle, ...actions) {
-  const text = (key) => (typeof info.attributes[key] === "string" ? info.attributes[key] : null);
-  const about = path ? text("title") ?? text("name") : null;
-  const name = path.split("/").pop() || text("title") || "N5 container";
+  const own = titleOf(info.attributes);
+  const about = path ? own : null;
+  const name = path.split("/").pop() || own || "N5 container";
   title.textContent = name;
   document.title = path ? `${name} – n5-server` : name;
+  // Broken metadata of a group is said with its reason elsewhere on the page.
+  const kinds = kindsOf({ ...info, error: undefined });
   return h(
     "header",
     { class: "top" },
     breadcrumb(),
     h("div", { class: "headline" },
-      h("div", {}, title, h("p", { class: "subtitle" }, h("span", { class: `kind ${info.kind}`, text: info.kind }),
+      h("div", {}, title, h("p", { class: "subtitle" }, kinds.map(([text, kind]) => h("span", { class: `kind ${kind}`, text })),
         about && about !== name ? h("span", { class: "about", text: about }) : "",
         ...subtitle.filter(Boolean).map((text) => h("span", { class: "fact", text })))),
       h("div", { class: "actions" }, actions)),
@@ -198,10 +203,22 @@ async function showStack(info, names) {
   main.querySelector(".actions").append(downloader(volume, preview));
 }
 
+/** Shows pictures of the containers or volumes below a front page. */
+async function showPictures(info) {
+  const pictures = await gallery();
+  if (!pictures) return;
+  document.querySelector(".contents").before(pictures);
+  if (!info.container && pictures.getAttribute("aria-label") === "Containers" && !titleOf(info.attributes)) title.textContent = "N5 containers";
+}
+
 /** Shows the page of a group, with a link that opens all volumes among its children together. */
 async function showGroup(info) {
   const top = header(info, []);
   main.prepend(top);
+  if (info.store) top.append(h("p", { class: "advice", text: `This is a Zarr ${info.store === "zarr2" ? "2" : "3"} store. ${ZARR_ADVICE}` }));
+  const card = about(info.attributes);
+  if (card) top.after(card);
+  if (path === "" || info.container) showPictures(info).catch(() => null);
   const details = [notes(info), attributes(info)].filter(Boolean);
   if (details.length) document.querySelector(".contents").after(h("section", { class: "card", "aria-label": "Metadata" }, details));
   const names = directories();
