@@ -16,6 +16,7 @@ mod chunk;
 mod chunk_encoder;
 mod lookup;
 mod node;
+mod omero;
 mod precomputed;
 mod reencoded;
 mod subtree;

@@ -7,11 +7,12 @@ use serde_json::{Map, Value, json};
 
 use super::axis_order::{AxisPermutation, ImageAxes};
 use super::lookup::{ResolvedKey, ViewLookup};
-use super::node::{read_node, read_node_with_text};
+use super::node::{LoadedNode, read_node, read_node_with_text};
+use super::omero::{ChannelPlan, ChannelWindow};
 use super::zarr_array::{ZarrEncoding, ZarrLayout, ZarrNodeType, node_type};
 use crate::cache::{MemoryPermit, ReadError};
 use crate::store::Key;
-use n5_format::{DataType, DatasetAttributes, DescribedDataset, JsonMembers, JsonObjectBuilder};
+use n5_format::{DataType, DatasetAttributes, DescribedDataset, JsonMember, JsonMembers, JsonObjectBuilder};
 use n5_metadata::{Axis, AxisKind, BaseUnit, CoordinateSpace, Node, Pyramid, PyramidLevel};
 
 /// Attributes that describe N5's arrays, which Zarr describes in another form.
@@ -21,7 +22,12 @@ const N5_ARRAY_KEYS: [&str; 6] = ["dimensions", "blockSize", "dataType", "compre
 const GENERATED_KEYS: [&str; 2] = ["_ARRAY_DIMENSIONS", "dimension_units"];
 
 /// Attributes that OME-NGFF before version 0.5 places beside `multiscales`, and since then inside `ome`.
-const OME_KEYS: [&str; 2] = ["omero", "image-label"];
+const OME_KEYS: [&str; 2] = [OMERO, "image-label"];
+
+const OMERO: &str = "omero";
+
+/// Maximum length of a stored `omero` that is parsed and completed. A longer one is copied as it is.
+const MAX_OMERO_BYTES: usize = 16 << 10;
 
 /// Maximum number of names in the path from a pyramid's group to a level, as in Paintera's `data/s0`.
 const MAX_LEVEL_DEPTH: usize = 2;
@@ -52,18 +58,25 @@ pub(super) enum ZarrNode {
 impl ZarrNode {
     /// Creates the Zarr node of a directory with the name `name`, or returns `None` for a dataset that is not decoded.
     /// If the directory is a level of a pyramid, `level` is the coordinate space that the pyramid gives to it. `order` is
-    /// the order of an array's axes, if it is not the stored order.
+    /// the order of an array's axes, if it is not the stored order. `channels` are the channels of an image, if they are
+    /// to be described.
     pub(super) fn of(
         node: &Node,
         name: Option<&str>,
         level: Option<&CoordinateSpace>,
         order: Option<AxisPermutation>,
+        channels: Option<&(ChannelPlan, Vec<ChannelWindow>)>,
         copied: CopiedAttributes,
     ) -> Option<Self> {
-        let CopiedAttributes { mut attributes, ome } = copied;
+        let CopiedAttributes { mut attributes, mut ome, omero } = copied;
         if !node.is_dataset() {
             let pyramid = n5_metadata::pyramid(node, &mut Vec::new());
             let image = pyramid.and_then(|pyramid| multiscales_entry(node, &pyramid, name));
+            let channels = channels.filter(|_| image.is_some());
+            let described = channels.map(|(plan, windows)| plan.omero(omero.as_ref(), windows));
+            if let Some(omero) = described.or(omero) {
+                ome.insert(OMERO, &omero);
+            }
             return Some(Self::Group { attributes, ome, image });
         }
         let document = node.document.as_ref()?.as_ref().ok()?;
@@ -87,9 +100,11 @@ impl ZarrNode {
 pub(super) struct CopiedAttributes {
     /// Attributes that belong neither to N5 nor to OME-NGFF.
     attributes: JsonObjectBuilder,
-    /// Attributes of OME-NGFF except `multiscales`, whose lists are in N5's order or in another form. Empty for a
-    /// dataset.
+    /// Attributes of OME-NGFF except `multiscales`, whose lists are in N5's order or in another form, and except
+    /// `omero`. Empty for a dataset.
     ome: JsonObjectBuilder,
+    /// Value of `omero`. A value that is not an object or is long is a member of `ome` instead.
+    omero: Option<Value>,
 }
 
 impl CopiedAttributes {
@@ -98,15 +113,25 @@ impl CopiedAttributes {
         if is_dataset {
             let is_copied = |name: &str| !N5_ARRAY_KEYS.contains(&name) && !GENERATED_KEYS.contains(&name);
             let attributes = JsonObjectBuilder::from_matching(text, is_copied);
-            return Self { attributes, ome: JsonObjectBuilder::default() };
+            return Self { attributes, ome: JsonObjectBuilder::default(), omero: None };
         }
         let is_copied = |name: &str| !["n5", "multiscales", "ome"].contains(&name) && !OME_KEYS.contains(&name);
-        Self { attributes: JsonObjectBuilder::from_matching(text, is_copied), ome: ome_attributes(text) }
+        let (ome, omero) = ome_attributes(text);
+        Self { attributes: JsonObjectBuilder::from_matching(text, is_copied), ome, omero }
+    }
+
+    /// Returns the plan for describing the channels of the group `key`, if it is an image whose channels are to be
+    /// described.
+    pub(super) fn channel_plan(&self, node: &Node, key: &Key) -> Option<ChannelPlan> {
+        let pyramid = n5_metadata::pyramid(node, &mut Vec::new())?;
+        ChannelPlan::of(node, key, &pyramid, self.omero.as_ref())
     }
 }
 
-/// Returns the attributes of OME-NGFF except `multiscales`. Those inside `ome` take precedence over those beside it.
-fn ome_attributes(text: &[u8]) -> JsonObjectBuilder {
+/// Returns the attributes of OME-NGFF except `multiscales`, and `omero` by itself. Those inside `ome` take precedence
+/// over those beside it.
+fn ome_attributes(text: &[u8]) -> (JsonObjectBuilder, Option<Value>) {
+    let mut omero = None;
     let mut nested = None;
     let mut top_level = [None; OME_KEYS.len()];
     n5_format::for_each_member(JsonMembers::parse(n5_format::attributes_text(text)).ok(), |member| {
@@ -118,6 +143,14 @@ fn ome_attributes(text: &[u8]) -> JsonObjectBuilder {
         }
     });
     let mut ome = JsonObjectBuilder::default();
+    let mut add = |ome: &mut JsonObjectBuilder, member: JsonMember<'_>| {
+        let is_parsed = member.name() == OMERO && member.value.len() <= MAX_OMERO_BYTES;
+        let parsed = is_parsed.then(|| serde_json::from_str::<Value>(member.value).ok()).flatten();
+        match parsed.filter(Value::is_object) {
+            Some(value) => omero = Some(value),
+            None => ome.push_member(member),
+        }
+    };
     n5_format::for_each_member(nested, |member| {
         let name = member.name();
         if name == "version" || name == "multiscales" {
@@ -126,12 +159,12 @@ fn ome_attributes(text: &[u8]) -> JsonObjectBuilder {
         if let Some((_, slot)) = OME_KEYS.iter().zip(&mut top_level).find(|(key, _)| **key == name) {
             *slot = None;
         }
-        ome.push_member(member);
+        add(&mut ome, member);
     });
     for member in top_level.into_iter().flatten() {
-        ome.push_member(member);
+        add(&mut ome, member);
     }
-    ome
+    (ome, omero)
 }
 
 /// Returns the voxel size along each axis with its unit, such as `"4 nm"`, in the form that TensorStore and
@@ -170,14 +203,31 @@ pub(super) async fn read_zarr_node(
             (space_in_pyramid(lookup, &dataset.key).await?, order, dataset.key.clone())
         }
     };
-    let loaded = match read_node_with_text(lookup.container, lookup.options, &key).await {
-        // The directory was removed after its node type was read.
+    let Some((loaded, copied)) = load_with_attributes(lookup, &key).await? else { return Ok(None) };
+    let Some(plan) = copied.channel_plan(&loaded.node, &key) else {
+        let node = ZarrNode::of(&loaded.node, key.name(), level.as_ref(), order, None, copied);
+        return Ok(node.map(|node| (node, loaded.memory)));
+    };
+    // The sample needs memory, and a request that holds memory must not wait for more.
+    drop((loaded, copied));
+    let windows = plan.read_windows(lookup).await?;
+    let Some((loaded, copied)) = load_with_attributes(lookup, &key).await? else { return Ok(None) };
+    let node = ZarrNode::of(&loaded.node, key.name(), level.as_ref(), order, Some(&(plan, windows)), copied);
+    Ok(node.map(|node| (node, loaded.memory)))
+}
+
+/// Loads the directory `key` and copies its attributes. Returns `None` if it was removed after its node type was read.
+async fn load_with_attributes(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+) -> Result<Option<(LoadedNode, CopiedAttributes)>, ReadError> {
+    let loaded = match read_node_with_text(lookup.container, lookup.options, key).await {
         Err(ReadError::NotFound(_)) => return Ok(None),
         loaded => loaded?,
     };
     let is_dataset = loaded.node.is_dataset();
     let copied = loaded.map_text(lookup.container, move |text| CopiedAttributes::of(text, is_dataset)).await?;
-    Ok(ZarrNode::of(&loaded.node, key.name(), level.as_ref(), order, copied).map(|node| (node, loaded.memory)))
+    Ok(Some((loaded, copied)))
 }
 
 /// Returns the coordinate space that a pyramid gives to the dataset `key`, or `None` if the dataset is not a level of a
@@ -326,7 +376,7 @@ mod tests {
             "compression": {"type": "gzip"}});
         attributes.as_object_mut().unwrap().extend(extra_members.as_object().unwrap().clone());
         let copied = CopiedAttributes::of(attributes.to_string().as_bytes(), true);
-        match ZarrNode::of(&node(&attributes, ancestors), None, None, None, copied)? {
+        match ZarrNode::of(&node(&attributes, ancestors), None, None, None, None, copied)? {
             ZarrNode::Array { layout, names, attributes } => Some((layout, names, attributes)),
             ZarrNode::Group { .. } => panic!("a group"),
         }
@@ -377,7 +427,8 @@ mod tests {
         let own = json!({"n5": "4.0.0", "multiscales": {"paths": []}, "name": "a", "omero": {"id": 1},
             "ome": {"version": "0.5", "multiscales": [], "labels": ["cells"]}});
         let copied = CopiedAttributes::of(own.to_string().as_bytes(), false);
-        let Some(ZarrNode::Group { attributes, ome, image }) = ZarrNode::of(&node(&own, &[]), None, None, None, copied)
+        let Some(ZarrNode::Group { attributes, ome, image }) =
+            ZarrNode::of(&node(&own, &[]), None, None, None, None, copied)
         else {
             panic!("no group")
         };
@@ -387,7 +438,7 @@ mod tests {
         // Members of `ome` take precedence over those beside it. Of repeated members, the last one counts.
         let own =
             br#"{"ome":{"x":1},"omero":1,"image-label":2,"omero":3,"ome":{"\u006fmero":4,"multiscales":[]},"a":1e999}"#;
-        let CopiedAttributes { attributes, ome } = CopiedAttributes::of(own, false);
+        let CopiedAttributes { attributes, ome, .. } = CopiedAttributes::of(own, false);
         assert_eq!(attributes.into_text(), r#"{"a":1e999}"#);
         assert_eq!(ome.into_text(), r#"{"\u006fmero":4,"image-label":2}"#);
     }

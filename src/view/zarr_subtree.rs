@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::lookup::ViewLookup;
 use super::node::{COPY_MEMORY_FACTOR, read_document};
+use super::omero::{ChannelPlan, ChannelWindow};
 use super::zarr_node::{CopiedAttributes, ZarrNode, relative_path, reordered_levels};
 use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::store::Key;
@@ -50,11 +51,25 @@ pub(super) async fn read_subtree(
     key: &Key,
 ) -> Result<Option<(Vec<(String, ZarrNode)>, MemoryPermit)>, ReadError> {
     let Some((directories, memory_bytes)) = affordable_survey(lookup, key).await? else { return Ok(None) };
-    // This request holds no attributes while it is waiting for memory.
+    let mut channels = HashMap::new();
+    if directories.iter().any(|directory| directory.is_dataset) {
+        // This request holds no attributes while it is waiting for memory, nor while it samples the images.
+        let memory = lookup.container.reserve_memory(memory_bytes).await?;
+        let plan_channels = Box::pin(async {
+            let nodes = load_nodes(lookup, key, &directories).await?;
+            channel_plans(lookup, key, &directories, nodes).await
+        });
+        let plans = lookup.container.abort_if_contended(key, plan_channels).await?;
+        drop(memory);
+        for (index, plan) in plans {
+            let windows = plan.read_windows(lookup).await?;
+            channels.insert(index, (plan, windows));
+        }
+    }
     let memory = lookup.container.reserve_memory(memory_bytes).await?;
     let read_zarr_nodes = Box::pin(async {
         let nodes = load_nodes(lookup, key, &directories).await?;
-        zarr_nodes(lookup, key, &directories, nodes).await
+        zarr_nodes(lookup, key, &directories, nodes, &channels).await
     });
     let zarr_nodes = lookup.container.abort_if_contended(key, read_zarr_nodes).await?;
     Ok(Some((zarr_nodes, memory)))
@@ -113,18 +128,15 @@ async fn zarr_nodes(
     key: &Key,
     directories: &[SurveyedDirectory],
     mut nodes: Vec<Node>,
+    channels: &HashMap<usize, (ChannelPlan, Vec<ChannelWindow>)>,
 ) -> Result<Vec<(String, ZarrNode)>, ReadError> {
-    let paths = directories.iter().map(|directory| relative_path(key, &directory.key));
-    let indices: HashMap<&str, usize> = paths.enumerate().map(|(index, path)| (path, index)).collect();
+    let indices = indices_by_path(key, directories);
     let mut level_spaces = HashMap::new();
     let mut level_orders = HashMap::new();
     let mut zarr_nodes = Vec::new();
     for (index, directory) in directories.iter().enumerate().filter(|(_, directory)| !directory.is_zarr_store) {
         let path = relative_path(key, &directory.key);
-        let index_of = |level: &str| {
-            let joined = if path.is_empty() { level.to_owned() } else { format!("{path}/{level}") };
-            indices.get(joined.as_str()).copied()
-        };
+        let index_of = |level: &str| index_below(&indices, path, level);
         add_child_documents(&mut nodes, index, index_of);
         let Some(node) = nodes.get(index) else { continue };
         if !directory.is_dataset
@@ -138,23 +150,65 @@ async fn zarr_nodes(
             let orders = reordered_levels(node, &pyramid);
             level_orders.extend(orders.filter_map(|(level, order)| Some((index_of(level)?, order))));
         }
-        let is_dataset = node.is_dataset();
-        let text = match directory.text_bytes {
-            0 => Bytes::new(),
-            bytes => lookup.container.attributes_bytes(lookup.options, &directory.key, bytes).await?,
-        };
-        let text_bytes = text.len();
-        let copy = move || CopiedAttributes::of(&text, is_dataset);
-        let copied = lookup.container.run_document_job(text_bytes, copy).await?;
+        let copied = copy_attributes(lookup, directory, node).await?;
         let space = level_spaces.get(&index);
         if let Some(order) = level_orders.get(&index) {
-            let reordered = ZarrNode::of(node, directory.key.name(), space, Some(*order), copied.clone());
+            let reordered = ZarrNode::of(node, directory.key.name(), space, Some(*order), None, copied.clone());
             zarr_nodes.extend(reordered.map(|zarr_node| (order.name_of(path), zarr_node)));
         }
-        let zarr_node = ZarrNode::of(node, directory.key.name(), space, None, copied);
+        let zarr_node = ZarrNode::of(node, directory.key.name(), space, None, channels.get(&index), copied);
         zarr_nodes.extend(zarr_node.map(|zarr_node| (path.to_owned(), zarr_node)));
     }
     Ok(zarr_nodes)
+}
+
+/// Returns the plans for describing the channels of the images among the directories, by index.
+async fn channel_plans(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+    directories: &[SurveyedDirectory],
+    mut nodes: Vec<Node>,
+) -> Result<Vec<(usize, ChannelPlan)>, ReadError> {
+    let indices = indices_by_path(key, directories);
+    let mut plans = Vec::new();
+    for (index, directory) in directories.iter().enumerate().filter(|(_, directory)| !directory.is_dataset) {
+        let path = relative_path(key, &directory.key);
+        add_child_documents(&mut nodes, index, |level: &str| index_below(&indices, path, level));
+        let Some(node) = nodes.get(index) else { continue };
+        if n5_metadata::pyramid(node, &mut Vec::new()).is_none() {
+            continue;
+        }
+        let copied = copy_attributes(lookup, directory, node).await?;
+        plans.extend(copied.channel_plan(node, &directory.key).map(|plan| (index, plan)));
+    }
+    Ok(plans)
+}
+
+/// Copies the attributes of a directory for its Zarr node.
+async fn copy_attributes(
+    lookup: &ViewLookup<'_>,
+    directory: &SurveyedDirectory,
+    node: &Node,
+) -> Result<CopiedAttributes, ReadError> {
+    let is_dataset = node.is_dataset();
+    let text = match directory.text_bytes {
+        0 => Bytes::new(),
+        bytes => lookup.container.attributes_bytes(lookup.options, &directory.key, bytes).await?,
+    };
+    let text_bytes = text.len();
+    lookup.container.run_document_job(text_bytes, move || CopiedAttributes::of(&text, is_dataset)).await
+}
+
+/// Returns the indices of the directories by their paths relative to `key`.
+fn indices_by_path<'a>(key: &Key, directories: &'a [SurveyedDirectory]) -> HashMap<&'a str, usize> {
+    let paths = directories.iter().map(|directory| relative_path(key, &directory.key));
+    paths.enumerate().map(|(index, path)| (path, index)).collect()
+}
+
+/// Returns the index of the directory at `level`, a path relative to the directory at `path`.
+fn index_below(indices: &HashMap<&str, usize>, path: &str, level: &str) -> Option<usize> {
+    let joined = if path.is_empty() { level.to_owned() } else { format!("{path}/{level}") };
+    indices.get(joined.as_str()).copied()
 }
 
 /// Adds the loaded documents at the required paths to the node at `index`. `index_of` returns the index of the node at

@@ -1,15 +1,19 @@
 """Pyramids of every convention as OME-NGFF images, and arrays in xarray and dask."""
 
+import gzip
 import json
+import struct
 
 import dask.array
 import numpy as np
 import ome_zarr_models
 import pytest
+import tensorstore as ts
 import xarray
 import zarr
 from ome_zarr.io import parse_url
 from ome_zarr.reader import Multiscales, Reader
+from ome_zarr_models.common.omero import Omero
 
 import support
 
@@ -155,3 +159,99 @@ def test_dask_computes_on_chunks(demo, view):
     stored = np.frombuffer(demo.get("/slice/volume/em/s0").body, level.dtype.newbyteorder("<"))
     assert level.astype("u8").sum().compute() == stored.astype("u8").sum()
     assert np.array_equal(level[7, 10:20, 30:50].compute(), stored.reshape(level.shape)[7, 10:20, 30:50])
+
+
+def images_below(server, path=""):
+    """Return the paths of all groups below `path` that are images, according to their attributes."""
+    found = []
+    pending = [path]
+    while pending:
+        group = pending.pop()
+        prefix = support.quote(group) + "/" if group else ""
+        node = server.get(f"/zarr3/{prefix}zarr.json").json()
+        if "multiscales" in node["attributes"].get("ome", {}):
+            found.append(group)
+        for entry in server.get(f"/zarr3/{prefix}?format=json").json()["entries"]:
+            if entry["kind"] == "group":
+                pending.append(f"{group}/{entry['name']}" if group else entry["name"])
+    return found
+
+
+@pytest.mark.parametrize("name", ["demo", "corpus"])
+def test_every_image_is_valid_in_both_views(sources, name):
+    server, _root = sources(name)
+    images = images_below(server)
+    assert len(images) >= (3 if name == "demo" else 8)
+    for path in images:
+        is_image = server.get(f"/info/{support.quote(path)}").json()["volume"] == "image"
+        for view in ["zarr2", "zarr3"]:
+            group = zarr.open_group(f"{server.url}{view}/{support.quote(path)}", mode="r")
+            assert ome_zarr_models.open_ome_zarr(group).ome_attributes.multiscales, (path, view)
+            attributes = dict(group.attrs)
+            omero = attributes.get("ome", attributes).get("omero")
+            assert omero is not None or not is_image, (path, view)
+            for channel in Omero.model_validate(omero).channels if omero else []:
+                assert channel.window.min <= channel.window.start < channel.window.end, (path, view)
+
+
+# Axes in N5's order, sizes, and block sizes. The order that OME-NGFF requires.
+MISORDERED = [
+    ("xyczt", [9, 7, 2, 5, 3], [4, 3, 2, 2, 1], "tczyx"),
+    ("xyczt", [9, 7, 3, 5, 1], [4, 3, 1, 5, 1], "tczyx"),
+    ("cxy", [3, 40, 30], [3, 16, 16], "cyx"),
+    ("txyz", [4, 9, 8, 7], [2, 4, 4, 4], "tzyx"),
+    ("xyztc", [9, 7, 5, 3, 2], [4, 3, 2, 1, 1], "tczyx"),
+]
+
+
+def write_image(root, axes, shape, block, compression, data_type):
+    """Write an image with one level. Return its elements in N5's order, first axis first."""
+    size = int(np.prod(shape))
+    elements = (np.arange(size) * 7 % 251).astype(data_type).reshape(shape, order="F")
+    group = root / "img"
+    (group / "s0").mkdir(parents=True)
+    attributes = {"axes": list(axes), "scales": [[1] * len(axes)], "resolution": [2 + n for n in range(len(axes))]}
+    (group / "attributes.json").write_text(json.dumps(attributes))
+    attributes = {"dimensions": shape, "blockSize": block, "dataType": data_type, "compression": {"type": compression}}
+    (group / "s0" / "attributes.json").write_text(json.dumps(attributes))
+    for position in np.ndindex(*[-(-s // b) for s, b in zip(shape, block)]):
+        part = elements[tuple(slice(p * b, (p + 1) * b) for p, b in zip(position, block))]
+        header = struct.pack(f">HH{len(shape)}I", 0, len(shape), *part.shape)
+        payload = part.astype(part.dtype.newbyteorder(">")).tobytes(order="F")
+        file = group.joinpath("s0", *map(str, position))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(header + (gzip.compress(payload) if compression == "gzip" else payload))
+    return elements
+
+
+@pytest.mark.parametrize("compression", ["raw", "gzip"])
+@pytest.mark.parametrize("data_type", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize(("axes", "shape", "block", "ordered"), MISORDERED)
+def test_axes_come_in_the_order_of_the_specification(tmp_path, axes, shape, block, ordered, data_type, compression):
+    elements = write_image(tmp_path, axes, shape, block, compression, data_type)
+    expected = elements.transpose([axes.index(axis) for axis in ordered])
+    with support.Server(tmp_path) as server:
+        for view, driver in [("zarr2", "zarr"), ("zarr3", "zarr3")]:
+            url = f"{server.url}{view}/img"
+            group = zarr.open_group(url, mode="r")
+            image = ome_zarr_models.open_ome_zarr(group).ome_attributes.multiscales[0]
+            assert "".join(axis.name for axis in image.axes) == ordered
+            level = image.datasets[0]
+            scale = level.coordinateTransformations[0].scale
+            assert scale == pytest.approx([2 + axes.index(axis) for axis in ordered])
+            assert np.array_equal(group[level.path][...], expected), view
+            opened = ts.open({"driver": driver, "kvstore": f"{url}/{level.path}/"}).result()
+            assert np.array_equal(opened.read().result(), expected), view
+            nodes = list(Reader(parse_url(url))())
+            assert np.array_equal(np.asarray(nodes[0].data[0]), expected), view
+            # The array in stored order is there, too.
+            stored = zarr.open_array(f"{url}/s0", mode="r")
+            assert np.array_equal(stored[...], elements.transpose()), view
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".ome.zarr"])
+@pytest.mark.parametrize("view", ["zarr2", "zarr3"])
+def test_names_with_a_suffix_open_the_same_image(demo, view, suffix):
+    group = zarr.open_group(f"{demo.url}{view}/volume/em{suffix}", mode="r")
+    assert [dataset.path for dataset in ome_zarr_models.open_ome_zarr(group).ome_attributes.multiscales[0].datasets]
+    assert group["s2"][...].tobytes() == demo.get("/slice/volume/em/s2").body

@@ -100,7 +100,7 @@ const ORDER: &[(&str, &str)] = &[
     ("verify", "aggregator previous_run event walk prefetch walk_item checks entries finding retry"),
     (
         "view",
-        "subtree precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array axis_order lookup chunk chunk_encoder volume node",
+        "subtree precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node omero zarr_array axis_order lookup chunk chunk_encoder volume node",
     ),
     ("view::precomputed", "scale compressed_segmentation image"),
 ];

@@ -151,7 +151,9 @@ async fn a_pyramid_is_an_ome_ngff_image_in_both_zarr_versions() {
     let three = client.get("/zarr3/em/zarr.json").await.json();
     let mut image = two["multiscales"][0].clone();
     assert_eq!(image.as_object_mut().unwrap().remove("version"), Some(json!("0.4")));
-    assert_eq!(three["attributes"]["ome"], json!({"version": "0.5", "multiscales": [image]}));
+    let omero = two["omero"].clone();
+    assert_eq!(three["attributes"]["ome"], json!({"version": "0.5", "multiscales": [image], "omero": omero}));
+    assert_eq!(omero["channels"].as_array().unwrap().len(), 1);
     let axis = |name: &str| json!({"name": name, "type": "space", "unit": "nanometer"});
     assert_eq!(image["axes"], json!([axis("z"), axis("y"), axis("x")]));
     let transformations = json!([{"type": "scale", "scale": [40.0, 8.0, 8.0]},
@@ -358,4 +360,66 @@ async fn chunks_in_another_order_of_axes_are_blocks_in_zarr_3_and_transposed_in_
     let listed: Vec<&str> =
         listed["entries"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
     assert_eq!(listed, ["0", "2"]);
+}
+
+#[tokio::test]
+async fn channels_are_described_by_omero_and_else_by_a_sample() {
+    let n5 = misordered();
+    let client = Client::of(n5.root());
+    let omero = client.get("/zarr3/img/zarr.json").await.json()["attributes"]["ome"]["omero"].clone();
+    assert_eq!(client.get("/zarr2/img/.zattrs").await.json()["omero"], omero);
+    let consolidated = client.get("/zarr3/zarr.json").await.json();
+    assert_eq!(consolidated["consolidated_metadata"]["metadata"]["img"]["attributes"]["ome"]["omero"], omero);
+    assert_eq!(client.get("/zarr2/.zmetadata").await.json()["metadata"]["img/.zattrs"]["omero"], omero);
+    let channels = omero["channels"].as_array().unwrap();
+    let labels: Vec<&Value> = channels.iter().map(|channel| &channel["label"]).collect();
+    assert_eq!((labels, &omero["rdefs"]["defaultZ"]), (vec![&json!("channel 0"), &json!("channel 1")], &json!(2)));
+    // No level has many elements, so the finest is sampled, at the first point of time. Elements are their linear
+    // index plus one, and those of the second channel are 63 higher. Missing blocks are zero.
+    let window = |channel: usize| &channels[channel]["window"];
+    assert_eq!((&window(0)["min"], &window(0)["max"]), (&json!(0.0), &json!(567.0)));
+    assert_eq!(window(1)["max"], json!(630.0));
+
+    let stored = json!({"channels": [{"label": "DAPI", "color": "0000FF", "window": {"min": 0, "max": 9, "start": 1, "end": 8}}, {"label": "GFP"}]});
+    n5.file(
+        "img/attributes.json",
+        json!({"axes": ["x", "y", "c", "z", "t"], "scales": [[1, 1, 1, 1, 1], [2, 2, 1, 1, 1]], "omero": stored})
+            .to_string(),
+    );
+    let omero = client.get("/zarr2/img/.zattrs").await.json()["omero"].clone();
+    assert_eq!(omero["channels"][0]["window"], stored["channels"][0]["window"]);
+    assert_eq!(
+        (&omero["channels"][1]["label"], &omero["channels"][1]["window"]["max"]),
+        (&json!("GFP"), &json!(630.0))
+    );
+
+    // A damaged block does not hide the image.
+    for entry in walk(&n5.root().join("img/s0")) {
+        std::fs::write(entry, "damaged").unwrap();
+    }
+    let omero = client.get("/zarr2/img/.zattrs").await.json()["omero"].clone();
+    assert_eq!(omero["channels"][1]["window"]["max"], json!(65_535.0));
+}
+
+/// Returns the files of blocks below a directory.
+fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let of_entry = |entry: std::path::PathBuf| if entry.is_dir() { walk(&entry) } else { vec![entry] };
+    entries.flat_map(of_entry).filter(|path| path.extension().is_none()).collect()
+}
+
+#[tokio::test]
+async fn an_image_is_sampled_once_and_labels_are_not() {
+    let n5 = container();
+    n5.file("labels/attributes.json", json!({"scales": [[1, 1, 1]], "image-label": {}}).to_string());
+    n5.dataset("labels/s0", &[8, 6, 4], &[4, 4, 4], "raw").fill(|_| true, |_| false);
+    let probe = Probe::new(local(n5.root()));
+    let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
+    client.get("/zarr3/em/zarr.json").await;
+    let blocks_read = probe.gets();
+    for path in ["/zarr3/em/zarr.json", "/zarr2/em/.zattrs", "/zarr2/em/.zmetadata"] {
+        assert_eq!(client.get(path).await.status, 200, "{path}");
+    }
+    assert!(blocks_read > 0 && probe.gets() == blocks_read, "{blocks_read} {}", probe.gets());
+    assert_eq!(client.get("/zarr2/labels/.zattrs").await.json().get("omero"), None);
 }
