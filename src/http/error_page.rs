@@ -9,7 +9,7 @@ use std::fmt::Write;
 use axum::body::Body;
 use axum::http::header::ACCEPT;
 use axum::http::request::Parts;
-use axum::http::{Response, StatusCode};
+use axum::http::{HeaderValue, Response, StatusCode};
 use futures_util::future::BoxFuture;
 
 use crate::http::app::App;
@@ -37,7 +37,7 @@ const XHTML: &str = "application/xhtml+xml";
 /// Returns true if an error response to this request is a page. `target` is `None` if the path is invalid.
 pub(crate) fn is_wanted(parts: &Parts, target: Option<&RequestTarget>) -> bool {
     let is_accepted = |line: &[u8]| line.windows(XHTML.len()).any(|part| part.eq_ignore_ascii_case(XHTML.as_bytes()));
-    let accept = || parts.headers.get_all(ACCEPT).iter().map(|line| line.as_bytes());
+    let accept = || parts.headers.get_all(ACCEPT).iter().map(HeaderValue::as_bytes);
     accept().any(is_accepted) && !accept().any(Problem::is_named_in_accept) && is_possible(parts, target)
 }
 
@@ -170,10 +170,10 @@ impl<'a> ErrorPage<'a> {
 
     /// Returns the path in the container, or the path of the URL if that is not about a container.
     fn shown_path(&self) -> String {
-        let path = self.target.and_then(|target| match target.endpoint {
-            Endpoint::Operation(_) | Endpoint::Viewer => None,
-            _ => target.container_path().filter(|path| !path.is_empty()),
-        });
+        let is_of_container =
+            |target: &&RequestTarget| !matches!(target.endpoint, Endpoint::Operation(_) | Endpoint::Viewer);
+        let target = self.target.filter(is_of_container);
+        let path = target.and_then(RequestTarget::container_path).filter(|path| !path.is_empty());
         let path = path.map(|path| format!("/{}", path.join("/")));
         redacted_excerpt(path.as_deref().unwrap_or(self.parts.uri.path()))
     }

@@ -188,13 +188,11 @@ pub trait View: fmt::Debug + Send + Sync {
 
     /// Returns the chunks and the directories of chunks that exist directly below `lookup.key`, for listings. Returns
     /// `None` if `lookup.key` is neither an array nor a directory of chunks, or if the view does not list chunks. There
-    /// are at most `max_entries`. The caller has taken memory for them ([`BYTES_PER_INDEX`]).
+    /// are at most `max_entries`. The caller has taken memory for them.
     ///
     /// # Errors
     /// Returns [`ReadError::TooLarge`] if there are more entries, or if finding them takes too long. Returns other
     /// errors if the store fails, so that a listing is never incomplete.
-    ///
-    /// [`BYTES_PER_INDEX`]: crate::container::BYTES_PER_INDEX
     async fn list_chunks(
         &self,
         _lookup: &ViewLookup<'_>,

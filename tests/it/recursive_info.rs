@@ -271,7 +271,7 @@ async fn zarr_stores_are_named_and_not_entered() {
     let client = Client::of(n5.root());
     let page = client.get("/info/?recursive=1").await.json();
     let found: Vec<String> =
-        paths(&page).into_iter().filter(|path| path.contains("o") && !path.contains("unus")).collect();
+        paths(&page).into_iter().filter(|path| path.contains('o') && !path.contains("unus")).collect();
     assert_eq!(found, ["both", "both/below", "broken", "two"]);
     let stores: Vec<(String, String)> = page["entries"]
         .as_array()
