@@ -7,7 +7,7 @@
 //!
 //! Source: <https://ngff.openmicroscopy.org/0.5/#axes-md>.
 
-use n5_metadata::{AxisKind, CoordinateSpace};
+use n5_metadata::{Axis, AxisKind, CoordinateSpace};
 
 /// Maximum number of axes of an OME-NGFF image, and of an order.
 const MAX_RANK: usize = 5;
@@ -99,7 +99,8 @@ impl ImageAxes {
     /// Returns the axes of an image with this coordinate space, or `None` if OME-NGFF cannot describe them.
     ///
     /// OME-NGFF requires two or three axes of space, and allows one of time and one of channels or of another kind. An
-    /// axis of unknown kind counts as space if this is the only way to satisfy the rule.
+    /// axis of unknown kind counts as space if this is the only way to satisfy the rule, and so does one that is named x,
+    /// y or z but has a unit of time.
     pub(super) fn of(space: &CoordinateSpace) -> Option<Self> {
         if !(MIN_RANK..=MAX_RANK).contains(&space.axes.len()) {
             return None;
@@ -111,7 +112,13 @@ impl ImageAxes {
             || (others(&kinds) > 1 && count(&kinds, AxisKind::Space) < *SPACE_AXES.end())
         {
             // The fastest axes are most likely to be those of space.
-            *kinds.iter_mut().rev().find(|kind| **kind == AxisKind::Other)? = AxisKind::Space;
+            let candidates = || space.axes.iter().zip(kinds.iter().rev()).enumerate();
+            let is_named_as_space = |axis: &Axis| matches!(axis.name.to_ascii_lowercase().as_str(), "x" | "y" | "z");
+            let fastest = candidates().find(|(_, (_, kind))| **kind == AxisKind::Other).or_else(|| {
+                candidates().find(|(_, (axis, kind))| **kind == AxisKind::Time && is_named_as_space(axis))
+            });
+            let (index, _) = fastest?;
+            *kinds.iter_mut().rev().nth(index)? = AxisKind::Space;
         }
         let is_valid = SPACE_AXES.contains(&count(&kinds, AxisKind::Space))
             && count(&kinds, AxisKind::Time) <= 1
@@ -190,6 +197,15 @@ mod tests {
             assert_eq!(axes_of(&names), None, "{names:?}");
         }
         assert_eq!(axes_of(&["x", "y", "z", "t", "c", "d"]), None);
+    }
+
+    #[test]
+    fn an_axis_named_as_space_counts_as_space_whatever_its_unit() {
+        let text = json!({"dimensions": [4, 4], "blockSize": [4, 4], "dataType": "uint8", "axes": ["x", "y"],
+            "units": ["nm", "s"], "resolution": [10, 20], "compression": {"type": "raw"}});
+        let document = AttributesDocument::parse(text.to_string().as_bytes()).unwrap();
+        let space = CoordinateSpace::of_dataset(&DescribedDataset::parse(document).unwrap(), &[]);
+        assert_eq!(ImageAxes::of(&space).unwrap().kinds, [AxisKind::Space, AxisKind::Space]);
     }
 
     #[test]

@@ -82,6 +82,13 @@ def test_the_front_page_of_a_container_says_what_its_attributes_say(browser, sit
         assert not visit.faults
 
 
+def test_a_group_with_many_volumes_does_not_hide_the_others(browser, demo):
+    with Visit(browser, demo) as visit:
+        titles = visit.page.locator(".gallery .title").all_text_contents()
+        assert titles[:4] == ["Cell in saline", "compressions/blosc", "Chelsea", "volume/distance"] and len(titles) == 8
+        assert len([title for title in titles if title.startswith("compressions/")]) < 5
+
+
 def test_broken_metadata_and_zarr_stores_are_named_with_the_reason(browser, site):
     with Visit(browser, site, "brain.n5/") as visit:
         assert "broken attributes.json is not JSON" in text_of(visit, "broken")

@@ -48,8 +48,24 @@ async function ofContainers(containers) {
   return cards;
 }
 
+/**
+ * Returns the volumes to show: the first one of every directory directly below, then the second ones, so that a group
+ * with many volumes does not hide the others.
+ */
+function selected(entries) {
+  const volumes = entries.filter(isDrawable).sort((a, b) => natural(a.path, b.path));
+  const counts = new Map();
+  const ranks = new Map(volumes.map((entry) => {
+    const [directory] = below(path, entry).split("/");
+    const rank = counts.get(directory) ?? 0;
+    counts.set(directory, rank + 1);
+    return [entry, rank];
+  }));
+  return volumes.sort((a, b) => ranks.get(a) - ranks.get(b)).slice(0, PICTURES);
+}
+
 async function ofVolumes(entries) {
-  const volumes = entries.filter(isDrawable).sort((a, b) => natural(a.path, b.path)).slice(0, PICTURES);
+  const volumes = selected(entries);
   const cards = volumes.map((entry) => {
     const place = below(path, entry);
     const facts = [entry.title && entry.title !== place ? place : null, describe.shape(entry.dimensions), entry.data_type];
