@@ -114,9 +114,9 @@ impl ImageAxes {
             // The fastest axes are most likely to be those of space.
             let candidates = || space.axes.iter().zip(kinds.iter().rev()).enumerate();
             let is_named_as_space = |axis: &Axis| matches!(axis.name.to_ascii_lowercase().as_str(), "x" | "y" | "z");
-            let fastest = candidates().find(|(_, (_, kind))| **kind == AxisKind::Other).or_else(|| {
-                candidates().find(|(_, (axis, kind))| **kind == AxisKind::Time && is_named_as_space(axis))
-            });
+            let fastest = candidates()
+                .find(|(_, (_, kind))| **kind == AxisKind::Other)
+                .or_else(|| candidates().find(|(_, (axis, kind))| **kind == AxisKind::Time && is_named_as_space(axis)));
             let (index, _) = fastest?;
             *kinds.iter_mut().rev().nth(index)? = AxisKind::Space;
         }
