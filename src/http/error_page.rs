@@ -91,7 +91,7 @@ pub(crate) fn respond(app: &App, parts: &Parts, target: Option<&RequestTarget>, 
     response
 }
 
-/// What the page of a problem depends on.
+/// The problem and the request that a page describes.
 struct ErrorPage<'a> {
     app: &'a App,
     parts: &'a Parts,
@@ -191,7 +191,9 @@ impl<'a> ErrorPage<'a> {
         let kind = self.problem.problem_type();
         let is_restricted = self.app.options.access_control.is_some();
         match kind {
-            UNAUTHORIZED if self.has_invalid_token => "Enter another one, or ask whoever runs this server.".to_owned(),
+            UNAUTHORIZED if self.has_invalid_token => {
+                "Enter another one, or ask the operator of this server.".to_owned()
+            }
             NOT_FOUND if is_restricted => format!("{} Or it needs a token that allows you to see it.", kind.advice),
             _ => kind.advice.to_owned(),
         }

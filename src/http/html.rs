@@ -1,4 +1,4 @@
-//! What all pages have in common: escaping, the footer, and relative references to the server's root.
+//! Parts that all pages share: escaping, the footer, and relative references to the server's root.
 
 use std::borrow::Cow;
 

@@ -30,7 +30,7 @@ pub struct ProblemType {
     pub title: &'static str,
     /// The status.
     pub status: StatusCode,
-    /// What a person can do, as the page of the error says it.
+    /// Advice for a person, which the page of the error shows.
     pub advice: &'static str,
 }
 
@@ -53,7 +53,7 @@ problem_types! {
         "Request a region within the dataset. Or add outside=clip to leave out what lies outside, or outside=zero to fill \
          it with zeros.";
     UNAUTHORIZED = "unauthorized", "A valid token is required", UNAUTHORIZED,
-        "Enter a token. Whoever runs this server can give you one.";
+        "Enter a token. The operator of this server can give you one.";
     NOT_FOUND = "not-found", "Nothing exists at this path", NOT_FOUND,
         "Check the spelling of the address; capital and small letters differ. What was here may also have been moved or \
          deleted.";
@@ -66,25 +66,25 @@ problem_types! {
     PRECONDITION_FAILED = "precondition-failed", "The object does not match the request's precondition", PRECONDITION_FAILED,
         "The data has changed since it was last read. Read it again.";
     TOO_LARGE = "too-large", "The request exceeds a limit", PAYLOAD_TOO_LARGE,
-        "Request a smaller region, a coarser level, or several pieces. Whoever runs this server can raise the limit.";
+        "Request a smaller region, a coarser level, or several pieces. The operator of this server can raise the limit.";
     RANGE_NOT_SATISFIABLE = "range-not-satisfiable", "The range is outside the object", RANGE_NOT_SATISFIABLE,
         "Request bytes that the object has.";
     CORRUPT_BLOCK = "corrupt-block", "A stored block is damaged", UNPROCESSABLE_ENTITY,
         "The rest of the dataset can still be read. Tell the owner of the data, who can write the block again. The command \
          n5-server verify finds all damaged blocks.";
     UNREADABLE = "unreadable", "The server cannot read an object that the response needs", UNPROCESSABLE_ENTITY,
-        "The rest of the dataset can still be read. Tell whoever runs this server, who can give it the right to read the \
+        "The rest of the dataset can still be read. Tell the operator of this server, who can give it the right to read the \
          object.";
     NOT_REPRESENTABLE = "not-representable", "The requested type cannot represent a value in the region", UNPROCESSABLE_ENTITY,
         "Request another type with dtype=, or leave dtype out to get the values as they are stored.";
     TOO_MANY = "too-many", "Too many concurrent requests", TOO_MANY_REQUESTS,
         "Wait a moment, then try again. If a program of yours is reading from this server, let it send fewer requests at once.";
     INTERNAL = "internal", "Internal server error", INTERNAL_SERVER_ERROR,
-        "This is a fault in the server. Please report it, with the request ID, to whoever runs the server.";
+        "This is a fault in the server. Please report it, with the request ID, to the operator of the server.";
     UNSUPPORTED = "unsupported", "This server cannot decode the data", NOT_IMPLEMENTED,
         "The blocks can be downloaded as they are stored, and decoded by a program that knows the compression.";
     STORAGE_UNAVAILABLE = "storage-unavailable", "The storage is unavailable", SERVICE_UNAVAILABLE,
-        "Wait a moment, then try again. If it does not help, tell whoever runs this server, with the request ID.";
+        "Wait a moment, then try again. If it does not help, tell the operator of this server, and give the request ID.";
     ISSUER_UNAVAILABLE = "issuer-unavailable", "The token cannot be verified at the moment", SERVICE_UNAVAILABLE,
         "Wait a moment, then try again. Public data can be opened without a token.";
     OVERLOADED = "overloaded", "The server is overloaded", SERVICE_UNAVAILABLE,

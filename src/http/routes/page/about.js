@@ -1,4 +1,4 @@
-// What the attributes of a group say about it: title, description, people, licence and citation.
+// The description of a group in its attributes: title, description, people, licence and citation.
 
 import { h } from "./dom.js";
 
