@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::support::writer::N5;
 use crate::support::{Client, skip_without};
 
-const DOCUMENTS: [&str; 20] = [
+const DOCUMENTS: [&str; 21] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
@@ -33,6 +33,7 @@ const DOCUMENTS: [&str; 20] = [
     "docs/CONFIGURATION.md",
     "docs/DEPENDENCIES.md",
     "docs/DEPLOYMENT.md",
+    "docs/EVERYDAY.md",
     "docs/FAULTS.md",
     "docs/HOSTILE.md",
     "docs/METRICS.md",
