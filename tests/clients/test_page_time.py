@@ -1,6 +1,6 @@
 """The player of the page's time axis."""
 
-import time
+import re
 
 import numpy as np
 import pytest
@@ -18,13 +18,32 @@ FRAMES = 8
 INDEX = "input[aria-label='Index along t']"
 
 
-# Delays requests for planes, as a slow server would.
-SLOW = """() => {
+# Delays requests whose address contains a text by some milliseconds, as a slow server would.
+SLOW = """([text, delay]) => {
   const fetch = window.fetch;
   window.fetch = async (...request) => {
-    if (String(request[0]).includes("/slice/")) await new Promise((resolve) => setTimeout(resolve, 400));
+    if (String(request[0]).includes(text)) await new Promise((resolve) => setTimeout(resolve, delay));
     return fetch(...request);
   };
+}"""
+
+# Records every time point that the page shows from now on, with what the player says about frames that it leaves out.
+RECORD = """() => {
+  const slider = document.querySelector("input[aria-label='Position along t']");
+  const note = document.querySelector(".player [role=status]");
+  const texts = [slider.getAttribute("aria-valuetext")];
+  window.shown = [];
+  new MutationObserver((changes) => {
+    for (const text of [...changes.map(({ oldValue }) => oldValue), slider.getAttribute("aria-valuetext")]) {
+      if (text !== texts.at(-1)) {
+        texts.push(text);
+        shown.push([parseInt(text), note.textContent]);
+      }
+    }
+    // Those that were replaced in the same task were never drawn.
+    const values = new Set([...changes.map(({ oldValue }) => oldValue), texts.at(-1)]);
+    shown.unseen = (shown.unseen ?? 0) + Math.max(0, values.size - 2);
+  }).observe(slider, { attributes: true, attributeFilter: ["aria-valuetext"], attributeOldValue: true });
 }"""
 
 
@@ -53,15 +72,19 @@ def index(visit):
     return int(visit.page.input_value(INDEX))
 
 
-def watch(visit, seconds, stop=lambda frames: False):
-    """Return the time points that the page shows, each once per appearance."""
-    frames = [index(visit)]
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not stop(frames):
-        visit.page.wait_for_timeout(20)
-        if index(visit) != frames[-1]:
-            frames.append(index(visit))
-    return frames
+def recorded(visit, count):
+    """Return the next time points that the page shows, and how far the player says that it goes each time."""
+    visit.page.wait_for_function(f"() => shown.length >= {count}", timeout=120_000)
+    shown = visit.page.evaluate("shown")
+    strides = [int(found[1]) if (found := re.search(r"1 in (\d+)", note)) else 1 for _, note in shown]
+    return [at for at, _ in shown], strides
+
+
+def assert_still(visit):
+    """Assert that the page shows no other time point for as long as a playing player shows two."""
+    before = index(visit)
+    visit.page.wait_for_timeout(400)
+    assert index(visit) == before
 
 
 def assert_frame(visit, at):
@@ -80,7 +103,8 @@ def assert_frame(visit, at):
 
 def test_nothing_plays_by_itself_and_every_time_point_can_be_reached(browser, movies):
     with Visit(browser, movies, "movie/#at=11,9,1,0,2") as visit:
-        assert watch(visit, 0.5) == [2]
+        assert index(visit) == 2
+        assert_still(visit)
         assert_frame(visit, 2)
         visit.page.click("button[aria-label='Next time point']")
         assert_frame(visit, 3)
@@ -93,13 +117,37 @@ def test_nothing_plays_by_itself_and_every_time_point_can_be_reached(browser, mo
 
 def test_the_player_shows_each_time_point_in_turn_and_begins_again(browser, movies):
     with Visit(browser, movies, "movie/#at=11,9,1,0,5") as visit:
+        visit.page.evaluate(RECORD)
         visit.page.click("button[aria-label=Play]")
-        frames = watch(visit, 20, lambda frames: len(frames) > 10)
-        steps = {(b - a) % FRAMES for a, b in zip(frames, frames[1:])}
-        assert len(frames) > 10 and steps <= {1, 2}, frames
+        frames, strides = recorded(visit, 11)
+        assert frames[:2] == [6, 7], "the player waits for the first ones"
+        assert [(b - a) % FRAMES for a, b in zip([5, *frames], frames)] == strides, "what is left out is said"
+        assert visit.page.evaluate("shown.unseen") == 0
         visit.page.click("button[aria-label=Pause]")
-        now = index(visit)
-        assert watch(visit, 0.6) == [now]
+        assert_still(visit)
+
+
+def test_a_single_slow_answer_delays_the_player_and_leaves_nothing_out(browser, movies):
+    with Visit(browser, movies, "movie/#at=11,9,1,0,0&speed=2") as visit:
+        visit.page.evaluate(SLOW, [",3&stop=", 6000])
+        visit.page.evaluate(RECORD)
+        visit.page.click("button[aria-label=Play]")
+        frames, _ = recorded(visit, 7)
+        assert frames[:7] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_link_keeps_speed_and_loop(browser, movies):
+    with Visit(browser, movies, "movie/") as visit:
+        visit.page.select_option(".player select", "10")
+        visit.page.uncheck(".player input[type=checkbox]")
+        assert visit.fragment() == {"speed": "10", "loop": "no"}
+        visit.page.select_option(".player select", "5")
+        visit.page.check(".player input[type=checkbox]")
+        assert visit.fragment() == {}
+    with Visit(browser, movies, "movie/#speed=24&loop=no") as visit:
+        assert visit.page.input_value(".player select") == "24" and not visit.page.is_checked(".player input[type=checkbox]")
+    with Visit(browser, movies, "movie/#speed=1e9&loop=maybe") as visit:
+        assert visit.page.input_value(".player select") == "5" and visit.page.is_checked(".player input[type=checkbox]")
 
 
 def test_without_loop_the_player_stops_at_the_end(browser, movies):
@@ -115,10 +163,10 @@ def test_without_loop_the_player_stops_at_the_end(browser, movies):
 
 def test_frames_are_left_out_if_the_server_is_slower(browser, movies):
     with Visit(browser, movies, "movie/#at=11,9,1,0,0") as visit:
-        visit.page.evaluate(SLOW)
+        visit.page.evaluate(SLOW, ["/slice/", 400])
         visit.page.select_option(".player select", "24")
         visit.page.click("button[aria-label=Play]")
-        visit.page.wait_for_selector(".player .faint:has-text('shows every')", timeout=30_000)
+        visit.page.wait_for_selector(".player .faint:has-text('shows 1 in')", timeout=30_000)
         visit.page.click("button[aria-label=Pause]")
         assert visit.page.inner_text(".player .faint") == ""
 

@@ -2,9 +2,16 @@
 
 import { h } from "./dom.js";
 
+/** Frames per second: those offered, and the default. */
 const SPEEDS = [1, 2, 5, 10, 15, 24];
+const SPEED = 5;
+
 /** Maximum number of frames that are fetched ahead. */
 const AHEAD = 3;
+
+/** Number of fetches whose median decides whether frames are left out. A single slow answer changes nothing. */
+const MEASURED = 5;
+
 /** Time after which a frame is shown that has not arrived as a whole. */
 const PATIENCE = 10000;
 
@@ -17,19 +24,27 @@ export function timeAxis(volume) {
 /** The player. `load(position)` fetches what a position shows, and resolves when it has arrived. */
 export class TimePlayer {
   constructor(volume, state, axis) {
-    Object.assign(this, { volume, state, axis, load: null, speed: 5, isLooping: true, run: null, cost: 0 });
+    Object.assign(this, { volume, state, axis, load: null, speed: SPEED, isLooping: true, run: null, costs: [] });
     this.count = volume.dimensions[axis];
     const button = (label, text, action) =>
       h("button", { type: "button", class: "quiet", "aria-label": label, title: label, text, on: { click: action } });
     this.play = button("Play", "▶", () => this.toggle());
     this.speeds = h("select", { "aria-label": "Frames per second", on: { change: () => this.setSpeed(Number(this.speeds.value)) } },
-      SPEEDS.map((speed) => h("option", { value: speed, text: `${speed} / s`, selected: speed === this.speed })));
-    const loop = h("input", { type: "checkbox", checked: true, on: { change: () => (this.isLooping = loop.checked) } });
+      SPEEDS.map((speed) => h("option", { value: speed, text: `${speed} / s` })));
+    this.loop = h("input", { type: "checkbox", on: { change: () => this.setLooping(this.loop.checked) } });
     this.note = h("span", { class: "faint", role: "status" });
     this.element = h("div", { class: "player", role: "group", "aria-label": "Time" },
       h("span", { class: "label", text: "Time" }),
       button("Previous time point", "◂", () => this.step(-1)), this.play, button("Next time point", "▸", () => this.step(1)),
-      this.speeds, h("label", {}, loop, " Loop"), this.note);
+      this.speeds, h("label", {}, this.loop, " Loop"), this.note);
+    state.register("speed", {
+      read: (text) => this.adopt({ speed: SPEEDS.find((speed) => String(speed) === text) ?? SPEED }),
+      write: () => (this.speed === SPEED ? null : String(this.speed)),
+    });
+    state.register("loop", {
+      read: (text) => this.adopt({ isLooping: text !== "no" }),
+      write: () => (this.isLooping ? null : "no"),
+    });
     document.addEventListener("visibilitychange", () => document.hidden && this.pause());
   }
 
@@ -62,17 +77,28 @@ export class TimePlayer {
     this.state.set({ position: this.at(wrapped) });
   }
 
+  adopt(settings) {
+    Object.assign(this, settings);
+    this.speeds.value = this.speed;
+    this.loop.checked = this.isLooping;
+  }
+
   setSpeed(speed) {
-    this.speed = speed;
-    if (this.run) {
-      this.pause();
-      this.start();
-    }
+    this.adopt({ speed });
+    this.state.changed("speed");
+  }
+
+  setLooping(isLooping) {
+    this.adopt({ isLooping });
+    this.state.changed("loop");
   }
 
   toggle() {
     if (this.run) this.pause();
-    else this.start();
+    else {
+      if (!this.isLooping && this.index === this.count - 1) this.state.set({ position: this.at(0) });
+      this.start();
+    }
   }
 
   pause() {
@@ -94,25 +120,29 @@ export class TimePlayer {
     return (index + by) % this.count;
   }
 
-  fetch(index) {
+  /** Fetches a frame, and records how long that takes. */
+  async fetch(index) {
     const begun = performance.now();
     const timeout = new Promise((resolve) => setTimeout(resolve, PATIENCE));
-    const loaded = Promise.race([Promise.resolve(this.load?.(this.at(index))).catch(() => null), timeout]);
-    return loaded.then(() => {
-      this.cost = 0.7 * this.cost + 0.3 * (performance.now() - begun);
-    });
+    await Promise.race([Promise.resolve(this.load?.(this.at(index))).catch(() => null), timeout]);
+    this.costs = [...this.costs, performance.now() - begun].slice(-MEASURED);
+  }
+
+  /** Returns how many milliseconds the server needs for a frame; 0 before that is known. */
+  get cost() {
+    const { costs } = this;
+    return costs.length < AHEAD ? 0 : [...costs].sort((a, b) => a - b)[costs.length >> 1];
   }
 
   async start() {
     const run = {};
     this.run = run;
     this.showButton();
-    if (!this.isLooping && this.index === this.count - 1) this.state.set({ position: this.at(0) });
-    const frame = 1000 / this.speed;
     let shown = this.index;
-    let due = performance.now() + frame;
-    const coming = new Map();
+    let due = performance.now() + 1000 / this.speed;
+    let coming = new Map();
     while (this.run === run) {
+      const frame = 1000 / this.speed;
       // Several frames are fetched at once, so that one may take several times as long as it is shown.
       const stride = Math.max(1, Math.min(this.count - 1, Math.ceil(this.cost / frame / AHEAD)));
       const ahead = [];
@@ -121,22 +151,22 @@ export class TimePlayer {
         index = this.after(index, stride);
       }
       if (ahead.length === 0) break;
-      for (const index of ahead) if (!coming.has(index)) coming.set(index, this.fetch(index));
+      coming = new Map(ahead.map((index) => [index, coming.get(index) ?? this.fetch(index)]));
       const [next] = ahead;
       await coming.get(next);
-      coming.delete(next);
       const wait = due + (stride - 1) * frame - performance.now();
       if (wait > 0) await new Promise((resolve) => setTimeout(resolve, wait));
       if (this.run !== run) return;
-      const now = performance.now();
-      due = Math.max(due + stride * frame, now);
+      // A late frame is shown for at least half its time, or else the next one would replace it before it is drawn.
+      due = Math.max(due + stride * frame, performance.now() + frame / 2);
       // The reader may have moved to another time point meanwhile; playing goes on from there.
       if (this.index !== shown) {
         shown = this.index;
         coming.clear();
         continue;
       }
-      this.note.textContent = stride > 1 ? `shows every ${stride}th time point: the server needs ${Math.round(this.cost)} ms for one` : "";
+      this.note.textContent = stride > 1 ? `shows 1 in ${stride} time points: the server needs ${Math.round(this.cost)} ms for each` : "";
+      coming.delete(next);
       this.state.set({ position: this.at(next) });
       shown = next;
     }
