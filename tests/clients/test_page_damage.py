@@ -33,7 +33,7 @@ def colour_at(visit, x, y, plane=0):
 
 def is_hatched(colours):
     """Return True if some of the colours are the orange of the hatching."""
-    return bool(((colours[:, 0] > 200) & (colours[:, 2] < 80)).any())
+    return bool((np.abs(colours[:, :3].astype(int) - (245, 165, 36)).max(axis=1) < 10).any())
 
 
 def test_the_rest_of_a_plane_is_shown_around_damaged_blocks(browser, tmp_path):
@@ -99,6 +99,44 @@ def test_a_dataset_without_a_readable_block_is_all_hatched_and_explained(browser
         visit = Visit(browser, server, "damaged/")
         assert visit.text(".damage").startswith("Block 0, 0, 0 (damaged/0/0/0) is damaged: ")
         assert is_hatched(colour_at(visit, 10, 10))
+        visit.context.close()
+
+
+@pytest.mark.parametrize(("together", "block"), [(2, (1, 0, 0, 0)), (1, (1, 0, 0, 1))])
+def test_a_block_that_is_damaged_in_one_channel_leaves_the_others(browser, tmp_path, together, block):
+    channels = np.stack([np.roll(waves(128, 96, 8), 30 * n, axis=0) for n in range(4)], axis=-1)
+    dataset = support.write_dataset(tmp_path / "damaged", channels, (64, 64, 8, together), "gzip", axes=["x", "y", "z", "c"])
+    damage(dataset, *block)
+    lost = range(block[3] * together, (block[3] + 1) * together)
+    with support.Server(tmp_path) as server:
+        visit = Visit(browser, server, "damaged/#at=5,5,4,0")
+        ((shown, pixels), *_) = visit.canvases()
+        numbers = list(map(float, shown["window"].split(",")))
+        # All windows are those of 8 bits, unless the channels differ.
+        windows = list(zip(numbers[::2], numbers[1::2])) * (4 if len(numbers) == 2 else 1)
+        colours = visit.page.eval_on_selector_all(".channels input[type=color]", "all => all.map(({ value }) => value)")
+        expected = np.zeros((*pixels.shape[:2], 3))
+        for n, (low, high) in enumerate(windows):
+            level = np.clip((channels[:, :, 4, n].T.astype(float) - low) / (high - low), 0, 1)
+            if n in lost:
+                level[0:64, 64:128] = 0
+            expected += level[..., None] * [int(colours[n][at : at + 2], 16) for at in (1, 3, 5)]
+        assert np.abs(pixels[..., :3] - np.clip(expected, 0, 255)).max() <= 0.51
+        # The other channels are on screen between the lines, as bright as elsewhere.
+        around = colour_at(visit, 96, 32)
+        distance = np.abs(around[:, :3] - np.clip(expected[32, 96], 0, 255)).max(axis=1)
+        assert is_hatched(around) and (distance < 30).mean() > 0.3
+        assert not is_hatched(colour_at(visit, 32, 32)) and not is_hatched(colour_at(visit, 96, 80))
+        assert "is damaged" in visit.text(".damage")
+        visit.page.mouse.move(*visit.point(96, 32))
+        readout = visit.text(".readout")
+        for n in range(4):
+            assert f"channel {n} {'damaged' if n in lost else channels[96, 32, 4, n]}" in readout, readout
+        # A channel that is not shown is not marked.
+        for n in lost:
+            visit.page.uncheck(f"input[aria-label='Show channel {n}']")
+        visit.drawn()
+        assert not is_hatched(colour_at(visit, 96, 32)) and not visit.page.is_visible(".damage")
         visit.context.close()
 
 

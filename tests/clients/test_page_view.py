@@ -82,6 +82,19 @@ def test_back_and_forward_and_a_changed_address_change_the_view(browser, demo):
         visit.drawn()
 
 
+def test_going_back_from_another_page_returns_to_the_last_view(browser, demo):
+    with Visit(browser, demo, f"{EM}#at=10,20,5") as visit:
+        visit.page.focus(".plane-0 canvas")
+        visit.page.keyboard.press("PageDown")
+        visit.page.click("nav a >> text=volume")
+        visit.page.wait_for_selector("h1:has-text('volume')")
+        visit.page.wait_for_url("**/volume/")
+        visit.page.go_back()
+        visit.page.wait_for_url("**/em/#at=10,20,6")
+        visit.ready()
+        assert position(visit) == [10, 20, 6]
+
+
 def test_copy_link_copies_the_address_of_the_view_without_a_secure_context_too(browser, demo):
     with Visit(browser, demo, EM, permissions=["clipboard-read", "clipboard-write"]) as visit:
         visit.page.focus(".plane-0 canvas")
@@ -248,6 +261,26 @@ def test_the_preview_fills_the_window_and_returns(browser, demo):
         visit.page.keyboard.press("Escape")
         visit.drawn()
         assert visit.page.locator(".plane-0 canvas").bounding_box()["width"] == small
+
+
+def test_a_number_outside_the_volume_becomes_the_nearest_inside(browser, demo):
+    with Visit(browser, demo, EM) as visit:
+        box = visit.page.locator("input[aria-label='Index along x']")
+        for typed, becomes in (("999", "191"), ("500", "191"), ("", "191"), ("-3", "0"), ("7.6", "8")):
+            box.fill(typed)
+            box.press("Enter")
+            box.blur()
+            assert box.input_value() == becomes
+
+
+@pytest.mark.parametrize(("shape", "labels"), [((60, 50, 1), ["xy"]), ((1, 60, 50), ["yz"]), ((60, 1, 1), ["x"]), ((1, 1, 1), ["xy"])])
+def test_axes_of_one_element_have_no_planes(browser, tmp_path, shape, labels):
+    support.write_dataset(tmp_path / "flat", support.counting(*shape), (32, 32, 32), "gzip")
+    with support.Server(tmp_path) as server, Visit(browser, server, "flat/") as visit:
+        names = [visit.page.get_attribute(f".plane-{n} canvas", "aria-label") for n in range(visit.page.locator(".plane").count())]
+        assert [name.split(":")[0].removesuffix(" plane").removeprefix("values along ") for name in names] == labels
+        ((shown, pixels),) = visit.canvases()
+        assert pixels.size == np.prod(shape) * 4
 
 
 def test_every_movement_has_a_key(browser, demo):

@@ -139,7 +139,7 @@ export class BoxDrawing {
     on("pointerup pointercancel", (event) => {
       if (!this.press) return;
       event.stopPropagation();
-      if (!this.press.isDrag && event.type === "pointerup") this.preview.pick(plane, pointOf(event));
+      if (!this.press.isDrag && event.type === "pointerup") this.preview.navigation.pick(plane, pointOf(event));
       this.press = null;
     });
     on("touchstart touchmove touchend touchcancel", (event) => {

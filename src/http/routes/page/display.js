@@ -8,7 +8,7 @@ import { number } from "./describe.js";
 import { choice, h } from "./dom.js";
 import { Overlay } from "./overlay.js";
 import { drawLayers } from "./pixels.js";
-import { elementAt, partOf } from "./planes.js";
+import { commonAreas, damagedIn, elementsOf, isInside, partOf } from "./planes.js";
 import { statsOf } from "./server.js";
 import { stackPart } from "./stack.js";
 import { TimePlayer, timeAxis } from "./time_player.js";
@@ -252,14 +252,13 @@ export class Display {
 
   /** Returns the distribution of a channel in the pictures on screen; null if they have none of it. */
   measured(channel) {
-    const lists = this.pictures.flatMap((picture) => {
-      if (picture.shownChannel !== undefined && picture.shownChannel !== channel.index) return [];
-      const plane = picture.width * picture.height;
-      if (!picture.channels || this.isTrueColour) return [[picture.data, 0, 1, picture.data.length]];
-      const n = channel.index - picture.channels[0];
-      return n < 0 || channel.index >= picture.channels[1] ? [] : [[picture.data, n * picture.strides[2], 1, plane]];
+    const wanted = this.isTrueColour ? this.channels : [channel];
+    const sources = this.pictures.flatMap((picture) => {
+      const { channels, shownChannel } = picture;
+      if (!channels) return shownChannel === undefined || shownChannel === channel.index ? [elementsOf(picture, channel.index)] : [];
+      return wanted.filter(({ index }) => index >= channels[0] && index < channels[1]).map(({ index }) => elementsOf(picture, index));
     });
-    const found = lists.length ? measureData(this.volume.dataType, lists) : null;
+    const found = sources.length ? measureData(this.volume.dataType, sources) : null;
     return found && found.elements > 0 ? found : null;
   }
 
@@ -306,30 +305,48 @@ export class Display {
     return found.length ? found : [0];
   }
 
-  /** Returns the layer of each channel that is shown: {channel, picture, offset}. */
+  /** Returns the layer of each channel that is shown: {channel, picture, offset, damaged}. */
   layers(pictures) {
     const images = pictures.filter((picture) => picture && !picture.of);
     return this.shown.flatMap((channel) => {
       const picture = images.find((one) => one.shownChannel === channel.index) ?? images.find((one) => one.shownChannel === undefined);
       if (!picture) return [];
-      return [{ channel, picture, offset: picture.channels ? (channel.index - picture.channels[0]) * picture.strides[2] : 0 }];
+      const offset = picture.channels ? (channel.index - picture.channels[0]) * picture.strides[2] : 0;
+      return [{ channel, picture, offset, damaged: damagedIn(picture, channel.index) }];
     });
+  }
+
+  /**
+   * Returns the damaged areas of a tile in the channels that are shown: `lost` are those where no channel is left,
+   * `partial` those where at least one is missing. Both are areas of `picture`.
+   */
+  damageOf(pictures) {
+    const layers = this.layers(pictures ?? []);
+    const lists = layers.map(({ damaged }) => damaged.map(({ area }) => area));
+    return { picture: layers[0]?.picture, lost: commonAreas(lists), partial: lists.flat() };
+  }
+
+  /** Returns what could not be read of the shown channels and of the labels on top: {picture, error, isUnread}. */
+  faultsOf(pictures) {
+    const labels = (pictures ?? []).filter((picture) => picture?.of).map((picture) => ({ picture, damaged: picture.damaged }));
+    return [...this.layers(pictures ?? []), ...labels].flatMap(({ picture, damaged }) => damaged.map((one) => ({ ...one, picture })));
   }
 
   paint(canvas, pictures) {
     const size = pictures.find((picture) => picture && !picture.of);
     if (!size) return;
-    const layers = this.layers(pictures).map(({ channel, picture, offset }) => ({
-      ...picture, offset, window: channel.window.value, colour: this.mixes ? rgb(channel.colour) : [255, 255, 255],
+    const layers = this.layers(pictures).map(({ channel, picture, offset, damaged }) => ({
+      ...picture, offset, damaged: damaged.map(({ area }) => area), window: channel.window.value, colour: this.mixes ? rgb(channel.colour) : [255, 255, 255],
     }));
     const labels = this.overlay.layer(pictures.find((picture) => picture?.of), size.width, size.height);
     drawLayers(canvas, size, this.kind, layers, labels);
   }
 
-  /** Returns the values at a column and row, as {text, label, colour} for the readout. */
+  /** Returns the values at a column and row, as {text, label, colour, isDamaged} for the readout. */
   values(pictures, column, row) {
-    const found = this.layers(pictures).map(({ channel, picture, offset }) => ({
-      text: number(elementAt({ ...picture, data: picture.data.subarray(offset) }, column, row)),
+    const found = this.layers(pictures).map(({ channel, picture: { data, strides }, offset, damaged }) => ({
+      text: number(data[offset + column * strides[0] + row * strides[1]]),
+      isDamaged: isInside(damaged.map(({ area }) => area), column, row),
       ...(this.mixes && this.hasSeveral ? { label: channel.name, colour: channel.colour } : {}),
     }));
     const label = this.overlay.value(pictures.find((picture) => picture?.of), column, row);

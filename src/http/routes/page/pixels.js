@@ -1,7 +1,8 @@
 // Conversion of elements to pixels: grey levels, colours added up, labels, and labels on top of an image.
 //
 // A picture has typed `data`, `width`, `height` and `strides` [right, down, channel], in elements. A layer is a picture
-// with `offset` (index of its first element), `colour` [red, green, blue] from 0 to 255, and `window` [black, white].
+// with `offset` (index of its first element), `colour` [red, green, blue] from 0 to 255, and `window` [black, white]. Its
+// `damaged` areas, [left, right, top, bottom], add nothing to the picture.
 
 import { labelColours } from "./colours.js";
 
@@ -53,16 +54,27 @@ function paintGrey({ data, width, height, strides, offset = 0, window }, bytes, 
   }
 }
 
+/** Returns an array with 1 for each pixel in one of the areas. */
+function maskOf(areas, width, height) {
+  const mask = new Uint8Array(width * height);
+  for (const [left, right, top, bottom] of areas) {
+    for (let row = top; row < bottom; row += 1) mask.fill(1, row * width + left, row * width + right);
+  }
+  return mask;
+}
+
 function paintColours(layers, bytes, words) {
   const [{ width, height }] = layers;
   const sums = new Float32Array(3 * width * height);
   const missing = new Uint8Array(width * height);
-  for (const { data, strides, offset = 0, window, colour } of layers) {
+  for (const { data, strides, offset = 0, window, colour, damaged } of layers) {
     const level = levels(data, window);
+    const isLeftOut = damaged?.length ? maskOf(damaged, width, height) : null;
     const [red, green, blue] = colour.map((part) => part / 255);
     let n = 0;
     for (let row = 0; row < height; row += 1) {
       for (let column = 0, at = offset + row * strides[1]; column < width; column += 1, n += 1, at += strides[0]) {
+        if (isLeftOut?.[n]) continue;
         const value = level(at);
         if (value !== value) {
           missing[n] += 1;

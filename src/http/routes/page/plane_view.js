@@ -2,14 +2,19 @@
 
 import { h } from "./dom.js";
 import { listen } from "./gestures.js";
+import { isInside } from "./planes.js";
+import { passedText } from "./preview_controls.js";
+import { rulerOf } from "./readout.js";
 import { roundLength } from "./viewport.js";
 
 /** Length of the scale bar in CSS pixels, at most. */
 const BAR = 110;
 
-/** Number of tiles whose pictures are kept painted. */
-const PAINTED = 160;
+/** Number of pixels of tiles that are kept painted: 128 MiB. */
+const MOST_PAINTED = 2 ** 25;
+/** The painted tiles, in the order of their last use, with the pixels of each. */
 const painted = new Map();
+let paintedPixels = 0;
 
 /** Returns the canvas of a tile, painted with the current settings of the display. */
 function pictureOf(tile, display) {
@@ -18,25 +23,26 @@ function pictureOf(tile, display) {
     display.paint(tile.canvas, tile.pictures);
     tile.version = display.version;
   }
+  const pixels = tile.canvas.width * tile.canvas.height;
+  paintedPixels += pixels - (painted.get(tile) ?? 0);
   painted.delete(tile);
-  painted.set(tile, true);
-  for (const old of painted.keys()) {
-    if (painted.size <= PAINTED) break;
+  painted.set(tile, pixels);
+  for (const [old, freed] of painted) {
+    if (paintedPixels <= MOST_PAINTED || old === tile) break;
     painted.delete(old);
+    paintedPixels -= freed;
     old.canvas = null;
     old.version = undefined;
   }
   return tile.canvas;
 }
 
-/** Returns a pattern of diagonal lines. */
-function hatch(context, colour, ground, width, gap) {
+/** Returns a pattern of diagonal lines, transparent between them. */
+function hatch(context, colour, width, gap) {
   const tile = document.createElement("canvas");
   tile.width = gap;
   tile.height = gap;
   const drawing = tile.getContext("2d");
-  drawing.fillStyle = ground;
-  drawing.fillRect(0, 0, gap, gap);
   drawing.strokeStyle = colour;
   drawing.lineWidth = width;
   for (const shift of [-gap, 0, gap]) {
@@ -62,7 +68,7 @@ export function boxOf(part, [left, right, top, bottom]) {
 }
 
 export class PlaneView {
-  /** `preview` gives the display and is told of gestures: `hover`, `pick`, `centre`, `pan`, `zoomAt`, `stepThrough`. */
+  /** `preview` has the display and the state. Its `navigation` is told of gestures. */
   constructor(preview, axes, number) {
     const { volume } = preview;
     const names = axes.filter((axis) => axis !== null).map((axis) => volume.axes[axis]);
@@ -81,19 +87,20 @@ export class PlaneView {
     );
     this.context = this.canvas.getContext("2d");
     this.patterns = {
-      damaged: hatch(this.context, "#f5a524", "rgb(40 20 0 / 45%)", 2, 10),
-      hole: hatch(this.context, "rgb(255 255 255 / 22%)", "rgb(0 0 0 / 0%)", 1, 8),
+      damaged: hatch(this.context, "#f5a524", 2, 10),
+      lost: "rgb(40 20 0 / 45%)",
+      hole: hatch(this.context, "rgb(255 255 255 / 22%)", 1, 8),
     };
     listen(this.canvas, {
-      pan: (dx, dy) => preview.pan(this, dx, dy),
-      zoom: (factor, point) => preview.zoomAt(this, factor, point),
-      step: (count) => preview.stepThrough(this, count),
-      click: (point) => preview.pick(this, point),
-      doubleClick: (point) => preview.centreAt(this, point),
+      pan: (dx, dy) => preview.navigation.pan(this, dx, dy),
+      zoom: (factor, point) => preview.navigation.zoomAt(this, factor, point),
+      step: (count) => preview.navigation.stepThrough(this, count),
+      click: (point) => preview.navigation.pick(this, point),
+      doubleClick: (point) => preview.navigation.centreAt(this, point),
       hover: (point) => preview.hover(this, point),
-      passed: (kind) => this.say(preview.passedText(kind)),
+      passed: (kind) => this.say(passedText(kind)),
     }, (kind) => preview.isExpanded || (kind !== "touch" && document.activeElement === this.canvas));
-    this.canvas.addEventListener("keydown", (event) => preview.key(this, event));
+    this.canvas.addEventListener("keydown", (event) => preview.navigation.key(this, event));
     this.canvas.addEventListener("focus", () => (preview.active = this));
     // Tests read the tiles that are on screen.
     this.canvas.tiles = () => this.fine.filter(({ pictures }) => pictures?.some(Boolean)).map((tile) => ({
@@ -111,6 +118,12 @@ export class PlaneView {
     this.note.classList.add("on");
     clearTimeout(this.noteTimer);
     this.noteTimer = setTimeout(() => this.note.classList.remove("on"), 1600);
+  }
+
+  /** Shows a text in place of the picture; null shows the picture. */
+  explain(text) {
+    this.message.hidden = text === null;
+    if (text !== null && this.message.textContent !== text) this.message.textContent = text;
   }
 
   resize(width, height) {
@@ -161,18 +174,19 @@ export class PlaneView {
     context.clip();
     context.fillStyle = "#000";
     context.fillRect(0, 0, width, height);
-    const isWhole = this.isComplete && this.fine.every(({ pictures }) => pictures && imagesOf(pictures).every(({ damaged }) => !damaged.length));
+    const { display } = preview;
+    const isWhole = this.isComplete && this.fine.every(({ pictures }) => pictures && display.damageOf(pictures).lost.length === 0);
     const below = isWhole ? [] : [...(this.isComplete ? [] : this.old), ...this.coarse];
     const arrived = (tile) => tile.pictures?.some(Boolean);
     for (const tile of [...below.filter(arrived), ...this.fine.filter(arrived)]) {
       const area = edges(tile.box);
-      const picture = pictureOf(tile, preview.display);
+      const picture = pictureOf(tile, display);
       // Magnified elements keep their edges. A coarse picture that a finer one will replace is blurred.
       const isSmaller = area[2] < picture.width;
-      context.imageSmoothingEnabled = preview.display.kind === "image" && (isSmaller || below.includes(tile));
+      context.imageSmoothingEnabled = display.kind === "image" && (isSmaller || below.includes(tile));
       context.imageSmoothingQuality = isSmaller ? "medium" : "low";
-      const places = imagesOf(tile.pictures).flatMap((part) => part.damaged.map(({ area: damaged }) => edges(boxOf(part, damaged))));
-      const lost = [...new Map(places.map((place) => [String(place), place])).values()];
+      const { picture: part, lost: areas } = display.damageOf(tile.pictures);
+      const lost = areas.map((one) => edges(boxOf(part, one)));
       if (lost.length) {
         // Coarser tiles show through where this one is damaged.
         context.save();
@@ -186,13 +200,15 @@ export class PlaneView {
     }
     for (const tile of this.fine) {
       if (!tile.pictures) {
-        if (tile.error) this.fill(edges(tile.box), this.patterns.damaged);
+        if (tile.error) for (const pattern of [this.patterns.lost, this.patterns.damaged]) this.fill(edges(tile.box), pattern);
         continue;
       }
-      for (const part of imagesOf(tile.pictures)) {
-        for (const area of part.holes) this.fill(edges(boxOf(part, area)), this.patterns.hole);
-        for (const { area } of part.damaged) this.fill(edges(boxOf(part, area)), this.patterns.damaged);
-      }
+      for (const part of imagesOf(tile.pictures)) for (const area of part.holes) this.fill(edges(boxOf(part, area)), this.patterns.hole);
+      const { picture, lost, partial } = display.damageOf(tile.pictures);
+      for (const area of lost) this.fill(edges(boxOf(picture, area)), this.patterns.lost);
+      // Blocks of several channels may have the same place.
+      const places = new Map(partial.map((area) => [area.slice(0, 4).join(), area]));
+      for (const area of places.values()) this.fill(edges(boxOf(picture, area)), this.patterns.damaged);
     }
     context.restore();
     this.mark();
@@ -236,7 +252,7 @@ export class PlaneView {
 
   showBar() {
     const [axis] = this.axes;
-    const { text, unit } = this.preview.ruler(axis);
+    const { text, unit } = rulerOf(this.preview.volume, axis);
     const each = unit / this.view.scale[0];
     const most = Math.min(BAR, this.size[0] * 0.4) * each;
     const length = roundLength(most);
@@ -254,9 +270,7 @@ export class PlaneView {
         if (!part) continue;
         const [column, row] = tile.box.map(([from, to], n) => Math.floor(((elements[n] + 0.5 - from) / (to - from)) * (n === 0 ? part.width : part.height)));
         if (column < 0 || row < 0 || column >= part.width || row >= part.height) continue;
-        const inside = ([left, right, top, bottom]) => column >= left && column < right && row >= top && row < bottom;
-        const isDamaged = parts.some(({ damaged }) => damaged.some(({ area }) => inside(area)));
-        return { tile, column, row, isDamaged, isHole: parts.every(({ holes }) => holes.some(inside)) };
+        return { tile, column, row, isHole: parts.every(({ holes }) => isInside(holes, column, row)) };
       }
     }
     return null;

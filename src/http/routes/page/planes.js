@@ -11,6 +11,8 @@ const TYPES = {
 /** Maximum number of requests for one part. */
 const MOST_PIECES = 48;
 
+// An area of a part is [left, right, top, bottom, first, last], in the part's own elements; the last two are its channels.
+
 /**
  * Describes a part of a plane: the request for it, and where its elements are. `box` has `start`, `stop` and `step` for
  * every axis of the level, `axes` the axes to the right and down (null for none), `channel` an axis that is fetched as
@@ -31,11 +33,15 @@ export function partOf({ path, level, dataType, box, axes, channel = null }) {
   };
 }
 
-/** Returns the same part restricted to the elements [left, right, top, bottom], counted in its own elements. */
-function restricted(part, [left, right, top, bottom]) {
+function depthOf({ channels }) {
+  return channels ? channels[1] - channels[0] : 1;
+}
+
+/** Returns the same part restricted to an area. */
+function restricted(part, [left, right, top, bottom, first, last]) {
   const box = { start: [...part.start], stop: [...part.stop], step: part.step };
-  [[left, right], [top, bottom]].forEach(([from, to], n) => {
-    const axis = part.axes[n];
+  [[left, right], [top, bottom], [first, last]].forEach(([from, to], n) => {
+    const axis = [...part.axes, part.channel][n];
     if (axis === null) return;
     box.start[axis] = part.start[axis] + from * part.step[axis];
     box.stop[axis] = Math.min(part.stop[axis], part.start[axis] + to * part.step[axis]);
@@ -43,13 +49,16 @@ function restricted(part, [left, right, top, bottom]) {
   return partOf({ ...part, box });
 }
 
-/** Returns the elements that lie in block `index` along axis `n` of the plane, as a range of the part's own elements. */
+/**
+ * Returns the elements that lie in block `index` along axis `n`, as a range of the part's own elements: 0 is the axis to
+ * the right, 1 the one down, 2 that of channels.
+ */
 function within(part, n, index) {
-  const axis = part.axes[n];
+  const axis = [...part.axes, part.channel][n];
   if (axis === null) return [0, 1];
   const size = part.level.info.block_size[axis];
   const place = (at) => Math.ceil((at - part.start[axis]) / part.step[axis]);
-  const count = n === 0 ? part.width : part.height;
+  const count = [part.width, part.height, depthOf(part)][n];
   return [place(index * size), place((index + 1) * size)].map((at) => Math.min(count, Math.max(0, at)));
 }
 
@@ -61,13 +70,12 @@ async function readWhole(part, signal) {
 }
 
 /** Copies the elements of a piece to their place in the part. */
-function paste(part, piece, [left, , top]) {
-  const channels = part.channels ? part.channels[1] - part.channels[0] : 1;
+function paste(part, piece, [left, , top, , first]) {
   const { data } = part;
-  for (let channel = 0; channel < channels; channel += 1) {
+  for (let channel = 0; channel < depthOf(piece); channel += 1) {
     for (let row = 0; row < piece.height; row += 1) {
       let from = channel * piece.strides[2] + row * piece.strides[1];
-      let to = channel * part.strides[2] + (row + top) * part.strides[1] + left * part.strides[0];
+      let to = (channel + first) * part.strides[2] + (row + top) * part.strides[1] + left * part.strides[0];
       for (let column = 0; column < piece.width; column += 1, from += piece.strides[0], to += part.strides[0]) {
         data[to] = piece.data[from];
       }
@@ -75,25 +83,31 @@ function paste(part, piece, [left, , top]) {
   }
 }
 
-/** Returns the pieces to try after a request failed, and the rectangle given up: both are [left, right, top, bottom]. */
-function split(part, [left, right, top, bottom], error) {
+/** Returns the areas to try after the request for an area failed, and the area given up. */
+function split(part, area, error) {
+  const [left, right, top, bottom, first, last] = area;
   const block = error.document?.block;
   if (error.status === 413) {
     const [width, height] = [right - left, bottom - top];
-    if (width * height <= 1) return { rest: [], lost: [left, right, top, bottom] };
+    if (width * height <= 1) return { rest: [], lost: area };
     if (width >= height) {
       const middle = left + Math.ceil(width / 2);
-      return { rest: [[left, middle, top, bottom], [middle, right, top, bottom]], lost: null };
+      return { rest: [[left, middle, top, bottom, first, last], [middle, right, top, bottom, first, last]], lost: null };
     }
     const middle = top + Math.ceil(height / 2);
-    return { rest: [[left, right, top, middle], [left, right, middle, bottom]], lost: null };
+    return { rest: [[left, right, top, middle, first, last], [left, right, middle, bottom, first, last]], lost: null };
   }
-  const [columns, rows] = [0, 1].map((n) => within(part, n, Array.isArray(block) ? block[part.axes[n]] : 0));
+  if (!Array.isArray(block)) return { rest: [], lost: area };
+  const [columns, rows, depths] = [...part.axes, part.channel].map((axis, n) => within(part, n, block[axis]));
   const [a, b] = [Math.max(left, columns[0]), Math.min(right, columns[1])];
   const [c, d] = [Math.max(top, rows[0]), Math.min(bottom, rows[1])];
-  if (!Array.isArray(block) || a >= b || c >= d) return { rest: [], lost: [left, right, top, bottom] };
-  const around = [[left, right, top, c], [left, a, c, d], [b, right, c, d], [left, right, d, bottom]];
-  return { rest: around.filter(([from, to, above, below]) => to > from && below > above), lost: [a, b, c, d] };
+  const [e, f] = [Math.max(first, depths[0]), Math.min(last, depths[1])];
+  if (a >= b || c >= d || e >= f) return { rest: [], lost: area };
+  const around = [
+    [left, right, top, c, first, last], [left, a, c, d, first, last], [b, right, c, d, first, last], [left, right, d, bottom, first, last],
+    [a, b, c, d, first, e], [a, b, c, d, f, last],
+  ];
+  return { rest: around.filter((one) => one[1] > one[0] && one[3] > one[2] && one[5] > one[4]), lost: [a, b, c, d, e, f] };
 }
 
 /** Returns true if a part of the region may be readable although the request for all of it failed with this error. */
@@ -102,12 +116,12 @@ function isDivisible(error) {
   return (error.status === 413 && error.document?.piece) || (error.status === 422 && error.document?.block !== undefined);
 }
 
-/** Fetches what can be read of a part. `damaged` lists the rest: {area: [left, right, top, bottom], error}. */
+/** Fetches what can be read of a part. `damaged` lists the rest: {area, error}. */
 async function readPieces(part, first, signal) {
   const count = part.shape.reduce((a, b) => a * b, 1);
   const result = { ...part, data: new TYPES[part.dataType](count), missing: 0, damaged: [] };
   let requests = 1;
-  let failed = [{ area: [0, part.width, 0, part.height], error: first }];
+  let failed = [{ area: [0, part.width, 0, part.height, 0, depthOf(part)], error: first }];
   while (failed.length) {
     const areas = [];
     for (const { area, error } of failed) {
@@ -151,7 +165,7 @@ function holesOf(part) {
   if (shown.some((axis) => part.step[axis] > size[axis])) return [];
   const blocks = part.axes.map((axis) =>
     axis === null ? [0, 0] : [Math.floor(part.start[axis] / size[axis]), Math.floor((part.stop[axis] - 1) / size[axis])]);
-  const channels = part.channels ? part.channels[1] - part.channels[0] : 1;
+  const channels = depthOf(part);
   const isZero = ([left, right, top, bottom]) => {
     for (let channel = 0; channel < channels; channel += 1) {
       for (let row = top; row < bottom; row += 1) {
@@ -178,22 +192,50 @@ function holesOf(part) {
 
 /**
  * Fetches a part made by `partOf`. Resolves to the part with its elements in `data`, with `damaged` areas and with
- * `holes`, areas that were never written.
+ * `holes`, areas that were never written. With `isWhole`, a part that cannot be read as a whole fails.
  */
-export async function readPart(part, signal) {
+export async function readPart(part, signal, isWhole = false) {
   let read;
   try {
     read = await readWhole(part, signal);
   } catch (error) {
-    if (!isDivisible(error)) throw error;
+    if (isWhole || !isDivisible(error)) throw error;
     read = await readPieces(part, error, signal);
   }
   return { ...read, holes: holesOf(read) };
 }
 
-/** Returns the element at a column and row of a part. */
-export function elementAt(part, column, row, channel = 0) {
-  return part.data[column * part.strides[0] + row * part.strides[1] + channel * part.strides[2]];
+/** Returns the entries of `damaged` that concern channel `index` of the volume. */
+export function damagedIn({ damaged, channels }, index) {
+  const own = channels ? index - channels[0] : 0;
+  return damaged.filter(({ area }) => own >= area[4] && own < area[5]);
+}
+
+/** Returns true if one of the areas has the element at a column and row. */
+export function isInside(areas, column, row) {
+  return areas.some(([left, right, top, bottom]) => column >= left && column < right && row >= top && row < bottom);
+}
+
+/** Returns the areas that are common to all lists. The areas of each list do not overlap. */
+export function commonAreas(lists) {
+  const shared = (a, b) => [Math.max(a[0], b[0]), Math.min(a[1], b[1]), Math.max(a[2], b[2]), Math.min(a[3], b[3])];
+  const both = (some, others) =>
+    some.flatMap((a) => others.map((b) => shared(a, b)).filter(([left, right, top, bottom]) => right > left && bottom > top));
+  return lists.length ? lists.slice(1).reduce(both, lists[0]) : [];
+}
+
+/** Returns the elements of channel `index` of the volume that could be read, as `measureData` takes them. */
+export function elementsOf(part, index) {
+  const { data, width, height, strides, channels } = part;
+  const areas = damagedIn(part, index).map(({ area }) => area);
+  const offset = channels ? (index - channels[0]) * strides[2] : 0;
+  return {
+    count: width * height,
+    at: (n) => {
+      const [column, row] = [n % width, Math.floor(n / width)];
+      return isInside(areas, column, row) ? undefined : data[offset + column * strides[0] + row * strides[1]];
+    },
+  };
 }
 
 /**

@@ -141,17 +141,20 @@ export class Distribution {
   }
 }
 
-/** Returns the distribution of elements. `lists` has typed arrays, or [array, offset, stride, count]. */
-export function measureData(dataType, lists) {
-  const whole = lists.map((list) => (Array.isArray(list) ? list : [list, 0, 1, list.length]));
-  const total = whole.reduce((sum, [, , , count]) => sum + count, 0);
+/**
+ * Returns the distribution of elements. Each source has their `count` and `at(n)`, which returns an element; undefined
+ * for one that is not known.
+ */
+export function measureData(dataType, sources) {
+  const total = sources.reduce((sum, { count }) => sum + count, 0);
   // An odd distance does not always hit the same columns of a picture.
   const every = Math.floor(total / SAMPLES) | 1;
   const values = [];
   let [nan, infinite] = [0, 0];
-  for (const [data, offset, stride, count] of whole) {
+  for (const { count, at } of sources) {
     for (let n = 0; n < count; n += every) {
-      const value = data[offset + n * stride];
+      const value = at(n);
+      if (value === undefined) continue;
       if (typeof value === "bigint" || Number.isFinite(value)) values.push(value);
       else if (Number.isNaN(value)) nan += 1;
       else infinite += 1;
@@ -201,7 +204,7 @@ export function fromStats(stats) {
 export function measure(planes) {
   const type = { Float32Array: "float32", Float64Array: "float64", BigInt64Array: "int64", BigUint64Array: "uint64" };
   const name = planes[0]?.dataType ?? type[planes[0]?.data.constructor.name] ?? "int32";
-  const found = measureData(name, planes.map((plane) => plane.data));
+  const found = measureData(name, planes.map(({ data }) => ({ count: data.length, at: (n) => data[n] })));
   if (found.empty) return null;
   const [low, high] = found.window;
   return { min: Number(found.min), max: Number(found.max), low, high };

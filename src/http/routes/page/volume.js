@@ -91,11 +91,21 @@ export function planesOf(volume) {
   const others = [...volume.axes.keys()].filter((axis) => axis !== volume.channel);
   const named = SPATIAL.map((name) => volume.axes.findIndex((axis) => axis.toLowerCase() === name)).filter((axis) => axis >= 0);
   const spatial = named.length >= 2 ? named : others.slice(0, 3);
-  const [x, y, z] = spatial.length ? spatial : [...volume.axes.keys()];
+  // Planes along an axis with one element show nothing but a line.
+  const long = spatial.filter((axis) => volume.dimensions[axis] > 1);
+  const [x, y, z] = long.length ? long : spatial.length ? spatial.slice(0, 2) : [...volume.axes.keys()];
   if (x === undefined) return [];
   if (y === undefined) return [[x, null]];
   if (z === undefined) return [[x, y]];
   return [[x, y], [z, y], [x, z]];
+}
+
+/** Returns the axis perpendicular to a plane, or else the first axis that no plane shows and that has several elements. */
+export function normalOf(volume, axes) {
+  const shown = shownAxes(volume);
+  const across = shown.find((axis) => !axes.includes(axis));
+  const others = [...volume.axes.keys()].filter((axis) => !shown.includes(axis) && volume.dimensions[axis] > 1);
+  return across ?? others.find((axis) => axis !== volume.channel) ?? others[0];
 }
 
 /** Returns the axes that planes show. */
