@@ -8,6 +8,11 @@ const PARALLEL = 4;
 /** Time that a tile which is no longer wanted may still take, so that some tiles arrive during a drag. */
 const GRACE = 200;
 const RETRIES = 3;
+/** Largest number of seconds before a request is repeated, whatever the server says. */
+const MOST_SECONDS = 15;
+
+/** Number of failed tiles that are remembered. */
+const FAILED = 500;
 
 /** Statuses after which the same request may succeed. */
 const PASSING = new Set([0, 429, 500, 502, 503, 504]);
@@ -21,10 +26,12 @@ export class TileStore {
   /** `arrived(tile)` is called with each tile that was read or has failed; a failed one has an `error`. */
   constructor(arrived) {
     Object.assign(this, { arrived, kept: new Map(), bytes: 0, running: new Map(), wish: [], failed: new Map(), tries: new Map() });
+    /** Keys of tiles that are requested again after a delay. */
+    this.delayed = new Set();
     /** Pictures of the kept tiles by the keys of their parts. */
     this.pictures = new Map();
-    /** Keys of slabs that are not requested again. */
-    this.refused = new Set();
+    /** Keys of slabs that are not requested again, with true for those that failed for a reason that may pass. */
+    this.refused = new Map();
   }
 
   /** Returns the tile with this key if it was fetched: {pictures} or {error}. */
@@ -57,11 +64,11 @@ export class TileStore {
   }
 
   start() {
-    const waiting = this.wish.filter(({ key }) => !this.running.has(key));
-    const urgent = Math.min(...this.wish.map(({ group }) => group));
-    for (const spec of waiting) {
+    const possible = this.wish.filter(({ key }) => !this.delayed.has(key));
+    const urgent = Math.min(...possible.map(({ group }) => group));
+    for (const spec of possible) {
       if (this.running.size >= PARALLEL) return;
-      if (spec.group === urgent) this.fetch(spec);
+      if (spec.group === urgent && !this.running.has(spec.key)) this.fetch(spec);
     }
   }
 
@@ -71,28 +78,33 @@ export class TileStore {
     let wait = 0;
     try {
       const { signal } = running.controller;
-      const pictures = await Promise.all(spec.parts.map((part) => part && this.read(part, signal)));
+      const pictures = await Promise.all(spec.parts.map((part) => part && this.read(part, spec, signal)));
       this.keep(spec, pictures);
     } catch (error) {
       if (error.name !== "AbortError") wait = this.fail(spec, error);
     }
     clearTimeout(running.timer);
-    const end = () => {
-      this.running.delete(spec.key);
-      this.wish = this.wish.filter((one) => !this.has(one));
-      // After `arrived`, the preview first says what it wants next.
-      if (wait || spec.keys || running.controller.signal.aborted) this.start();
-    };
-    if (wait) setTimeout(end, wait);
-    else end();
+    this.running.delete(spec.key);
+    if (wait) {
+      this.delayed.add(spec.key);
+      setTimeout(() => {
+        this.delayed.delete(spec.key);
+        this.start();
+      }, wait);
+    }
+    this.wish = this.wish.filter((one) => !this.has(one));
+    // After `arrived`, the preview first says what it wants next.
+    if (wait || spec.keys || running.controller.signal.aborted) this.start();
   }
 
   /** Fetches a part, unless a tile has it already: with other channels, for example. */
-  read(part, signal) {
+  read(part, spec, signal) {
     const found = this.pictures.get(part.key);
     if (found) return part.of ? { ...found, of: part.of, index: part.index } : found;
-    return readPart(part, signal).catch((error) => {
-      if (!part.isOptional || error.name === "AbortError") throw error;
+    // A slab with a damaged block is of no use.
+    return readPart(part, signal, spec.keys !== null && spec.keys !== undefined).catch((error) => {
+      const mayPass = PASSING.has(error.status ?? 0) && (this.tries.get(spec.key) ?? 0) < RETRIES;
+      if (!part.isOptional || error.name === "AbortError" || mayPass) throw error;
       return null;
     });
   }
@@ -100,11 +112,11 @@ export class TileStore {
   keep(spec, pictures) {
     const bytes = pictures.reduce((sum, picture) => sum + (picture?.data.byteLength ?? 0), 0);
     if (spec.keys) {
-      // Which plane of a slab a damaged block belongs to is found out when that plane is shown.
-      this.refused.add(spec.key);
-      if (pictures.some((picture) => !picture || picture.damaged.length)) return;
+      if (pictures.includes(null)) {
+        this.refused.set(spec.key, false);
+        return;
+      }
       const planes = pictures.map((picture) => planesIn(picture, spec.normal));
-      this.refused.delete(spec.key);
       spec.keys.forEach((key, n) => this.add(key, { ...spec, key, keys: null, pictures: planes.map((all) => all[n]) }, bytes / spec.keys.length));
     } else {
       const tile = { ...spec, pictures };
@@ -129,14 +141,18 @@ export class TileStore {
   /** Records a failure. Returns how long to wait before the tile is requested again; 0 if it is given up. */
   fail(spec, error) {
     if (spec.keys) {
-      this.refused.add(spec.key);
+      this.refused.set(spec.key, PASSING.has(error.status ?? 0));
       return 0;
     }
     const tries = (this.tries.get(spec.key) ?? 0) + 1;
-    this.tries.set(spec.key, tries);
-    if (PASSING.has(error.status ?? 0) && tries <= RETRIES) return (error.retryAfter || tries) * 1000;
+    if (PASSING.has(error.status ?? 0) && tries <= RETRIES) {
+      this.tries.set(spec.key, tries);
+      return Math.min(error.retryAfter || tries, MOST_SECONDS) * 1000;
+    }
     const tile = { ...spec, pictures: null, error };
+    this.tries.delete(spec.key);
     this.failed.set(spec.key, tile);
+    if (this.failed.size > FAILED) this.failed.delete(this.failed.keys().next().value);
     this.arrived(tile);
     return 0;
   }
@@ -144,6 +160,7 @@ export class TileStore {
   /** Forgets failures that may pass, so that these tiles are requested again when they are wanted. */
   forgive() {
     this.tries.clear();
+    for (const [key, mayPass] of this.refused) if (mayPass) this.refused.delete(key);
     for (const [key, { error }] of this.failed) if (PASSING.has(error.status ?? 0)) this.failed.delete(key);
   }
 }
