@@ -178,8 +178,9 @@ class Visit:
         return box["x"] + x, box["y"] + y
 
     def fragment(self):
-        """Return the sections of the address's fragment, once the page has written the last change."""
-        self.page.wait_for_timeout(400)
+        """Return the sections of the address's fragment. The page writes the last change at once, as if it were left."""
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.page.evaluate("dispatchEvent(new Event('pagehide'))")
         return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.page.url).fragment))
 
     def has_viewer(self):

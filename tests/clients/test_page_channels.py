@@ -261,7 +261,7 @@ def test_the_page_of_a_group_links_to_its_image_with_labels_on_top(browser, imag
         expect(visit.page.locator("select[aria-label='Labels on top'] option")).to_have_count(3, timeout=20_000)
         assert "far_labels" not in visit.page.inner_text(".overlay"), "it begins elsewhere in space or shares no voxel"
         visit.page.select_option("select[aria-label='Labels on top']", "labels")
-        visit.page.wait_for_timeout(300)
+        expect(visit.page.locator(".readout")).to_contain_text(re.compile(r"labels \d"), timeout=20_000)
         visit.drawn()
         (shown, pixels), *_ = visit.canvases()
         low, high = map(float, shown["window"].split(","))
@@ -283,8 +283,8 @@ def test_the_page_of_a_group_links_to_its_image_with_labels_on_top(browser, imag
 def test_labels_of_another_voxel_size_and_place_lie_where_they_belong(browser, images):
     em = stored(images.root_path, "sample/em")
     with Visit(browser, images, "sample/em/#labels=coarse_seg@1") as visit:
-        visit.page.wait_for_function("() => document.querySelector('.plane-0 canvas').tiles().length > 0")
-        visit.page.wait_for_timeout(300)
+        expect(visit.page.locator(".readout")).to_contain_text(re.compile(r"coarse_seg \d"), timeout=20_000)
+        visit.drawn()
         (shown, pixels), *_ = visit.canvases()
         low, high = map(float, shown["window"].split(","))
         grey = ((sampled(em, shown)[:, :, 0].T.astype(float) - low) * 255 / (high - low)).clip(0, 255)
@@ -308,8 +308,7 @@ def test_the_opacity_is_part_of_the_link_and_unknown_labels_are_named(browser, i
         assert "labels" not in visit.fragment()
         visit.page.goto("about:blank")
         visit.go("sample/em/#labels=far_labels")
-        visit.page.wait_for_timeout(500)
-        assert "far_labels is not a segmentation of the same space" in visit.page.inner_text(".overlay")
+        expect(visit.page.locator(".overlay")).to_contain_text("far_labels is not a segmentation of the same space", timeout=20_000)
 
 
 # ---------------------------------------------------------------------------------------------------

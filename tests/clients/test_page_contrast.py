@@ -69,7 +69,7 @@ def values(tmp_path_factory):
 def visit_image(browser, values, name, fragment="", **context):
     """Visit a dataset and show it as an image."""
     visit = Visit(browser, values, f"{name}/#kind=image{fragment}", **context)
-    visit.page.wait_for_timeout(100)
+    visit.drawn()
     return visit
 
 

@@ -80,8 +80,9 @@ export class Scale {
  */
 export class Window {
   constructor(dataType, given = null) {
-    Object.assign(this, { dataType, given, chosen: null, distribution: null, isFinal: false });
+    Object.assign(this, { dataType, chosen: null, distribution: null, isFinal: false });
     this.whole = !dataType.startsWith("float");
+    this.given = given && this.whole ? given.map(Math.round) : given;
     this.scale = new Scale(dataType, null);
   }
 
@@ -238,7 +239,10 @@ export class ContrastControl {
     const { window } = this;
     window.value.forEach((value, end) => {
       const handle = this.handles[end];
-      if (handle !== dragged) handle.value = Math.round(window.scale.place(window.near(value)) * STEPS);
+      const place = window.scale.place(window.near(value));
+      if (handle !== dragged) handle.value = Math.round(place * STEPS);
+      // Where both handles meet at the right end, only black can move.
+      if (end === 0) handle.style.zIndex = place > 0.5 ? 1 : "";
       handle.setAttribute("aria-valuetext", window.text(value));
       const text = window.text(value);
       if (this.boxes[end].value !== text) this.boxes[end].value = text;

@@ -112,7 +112,8 @@ export function listen(element, on, isEager) {
       if (touch.moved) on.passed("touch");
       return;
     }
-    event.preventDefault();
+    // A movement with which the page already scrolls cannot be stopped.
+    if (event.cancelable) event.preventDefault();
     if (now.count === touch.count && touch.moved) {
       on.pan(now.point[0] - touch.point[0], now.point[1] - touch.point[1]);
       if (touch.apart && now.apart) on.zoom(now.apart / touch.apart, now.point);

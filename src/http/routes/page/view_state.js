@@ -1,8 +1,11 @@
 // The view of a dataset: where it looks, how near, and every setting of the display. The URL's fragment holds it, so
 // that a copied address opens the same view.
+//
+// A change replaces the address in place, as on maps: "Back" leaves the page and does not undo movements. A link that
+// is followed in the page, or an address that is typed or pasted, is an entry of its own, to which "Back" returns.
 
-/** Delay before a change is written to the address. Browsers limit how often a page may do that. */
-const WRITE_DELAY = 250;
+/** Milliseconds before a change is written to the address. Safari refuses more than 100 changes in 30 seconds. */
+const WRITE_DELAY = 320;
 
 /** Characters that need no escape in a fragment and keep it readable. */
 const READABLE = /%(2C|3A|3B|2F|40|24|21|7E|2A|28|29|20)/g;
