@@ -133,6 +133,9 @@ def test_neuroglancer_and_the_examples_start_from_the_view(browser, demo):
         assert visit.page.get_attribute("button[role=tab]:has-text('NumPy')", "aria-selected") == "true"
         visit.page.keyboard.press("+")
         assert visit.fragment()["zoom"] == "8"
+        # The link follows a little later.
+        scale_of = "JSON.parse(decodeURIComponent(document.querySelector('a.primary').href.split('#!')[1])).crossSectionScale"
+        visit.page.wait_for_function(f"before => {scale_of} < 0.9 * before", arg=state["crossSectionScale"])
         nearer = state_of(visit.page.get_attribute("a.primary", "href"))
         assert nearer["position"] == [100.5, 50.5, 8.5]
         assert state["crossSectionScale"] / nearer["crossSectionScale"] == pytest.approx(2)
@@ -271,6 +274,22 @@ def test_a_number_outside_the_volume_becomes_the_nearest_inside(browser, demo):
             box.press("Enter")
             box.blur()
             assert box.input_value() == becomes
+
+
+def test_what_is_typed_stays_while_the_picture_changes(browser, demo):
+    with Visit(browser, demo, EM) as visit:
+        for box, typed in ((visit.page.locator("input[aria-label='Index along x']"), "17"), (visit.page.locator(".bound >> nth=0"), "23")):
+            box.fill(typed)
+            # The other axes move, and all statistics arrive.
+            visit.page.locator("input[aria-label='Position along z']").evaluate("range => { range.value = 5; range.dispatchEvent(new Event('input')); }")
+            visit.drawn()
+            visit.page.locator("input[aria-label='Position along z']").evaluate("range => { range.value = 9; range.dispatchEvent(new Event('input')); }")
+            visit.drawn()
+            assert box.input_value() == typed
+            box.press("Enter")
+            visit.drawn()
+        assert position(visit) == [17, 95, 9]
+        assert visit.fragment()["contrast"].startswith("23,")
 
 
 @pytest.mark.parametrize(("shape", "labels"), [((60, 50, 1), ["xy"]), ((1, 60, 50), ["yz"]), ((60, 1, 1), ["x"]), ((1, 1, 1), ["xy"])])

@@ -178,12 +178,15 @@ export class ContrastControl {
       });
       return handle;
     });
+    // The texts that the boxes show, unless the reader has typed another one.
+    this.texts = [null, null];
     this.boxes = ["Black", "White"].map((label, end) => {
       const box = h("input", {
         type: "number", step: "any", "aria-label": `${label} value`, class: "bound",
         on: {
           change: () => {
             const value = this.window.parse(box.value);
+            this.texts[end] = null;
             if (value === null) this.show();
             else this.moved(end, value);
           },
@@ -245,7 +248,8 @@ export class ContrastControl {
       if (end === 0) handle.style.zIndex = place > 0.5 ? 1 : "";
       handle.setAttribute("aria-valuetext", window.text(value));
       const text = window.text(value);
-      if (this.boxes[end].value !== text) this.boxes[end].value = text;
+      if (this.texts[end] !== text) this.boxes[end].value = text;
+      this.texts[end] = text;
       this.boxes[end].style.width = text.length > 9 ? `${text.length + 4}ch` : "";
     });
     this.output.textContent = window.value.map((value) => window.text(value)).join(" – ");

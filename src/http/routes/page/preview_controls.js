@@ -56,14 +56,15 @@ export class AxisSlider {
     const name = volume.axes[axis];
     const last = Math.max(0, volume.dimensions[axis] - 1);
     const limits = { min: 0, max: last, step: 1, value: state.position[axis] };
-    Object.assign(this, { state, axis, last, physical });
+    Object.assign(this, { state, axis, last, physical, shown: null });
     this.range = h("input", { type: "range", ...limits, "aria-label": `Position along ${name}`, on: { input: () => move(Number(this.range.value)) } });
     this.box = h("input", {
       type: "number", ...limits, "aria-label": `Index along ${name}`,
       on: {
         change: () => {
           if (this.box.value !== "") move(Number(this.box.value));
-          // Nothing has changed if the number is outside the volume, or is none.
+          // The position has not changed if the number is outside the volume, or is none.
+          this.shown = null;
           this.show();
         },
       },
@@ -77,7 +78,9 @@ export class AxisSlider {
     const at = this.state.position[this.axis];
     const physical = this.physical();
     if (Number(range.value) !== at) range.value = at;
-    if (Number(box.value) !== at || box.value === "") box.value = at;
+    // What the reader is typing stays.
+    if (this.shown !== at) box.value = at;
+    this.shown = at;
     this.text.textContent = physical;
     range.setAttribute("aria-valuetext", `${at} of ${last}${physical && `, ${physical}`}`);
   }
