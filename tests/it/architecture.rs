@@ -75,7 +75,7 @@ const ORDER: &[(&str, &str)] = &[
     ("http::routes", "info recursive_info operations slice stats thumbnail view viewer stored listing page"),
     (
         "n5_format",
-        "array convert range_reads block attributes document compression json_object json statistics data_type grid",
+        "array convert range_reads block attributes document compression json_object json statistics strided data_type grid",
     ),
     ("n5_format::compression", "encoding blosc bzip2 blosc_sys gzip lz4 raw xz zstd stream codec"),
     (

@@ -1,8 +1,8 @@
 //! Decoded arrays, and the strided copy that moves elements from blocks into them.
 
 use bytes::Bytes;
-use smallvec::SmallVec;
 
+use crate::strided::{StridedLoop, StridedLoops, for_each_offset};
 use crate::{Coords, DataType, Region};
 
 /// A decoded array: little-endian elements, first axis fastest.
@@ -16,19 +16,26 @@ pub struct Array {
     pub data: Bytes,
 }
 
-/// One loop of a copy: `count` elements or runs, and the distances in bytes between neighbours in the source and in the
-/// target.
+/// Layout of the samples of a region in a buffer, without gaps. A reference to a region is a layout in N5 axis order.
 #[derive(Debug, Clone, Copy)]
-struct Loop {
-    count: usize,
-    from_stride: usize,
-    to_stride: usize,
+pub struct SampleLayout<'a> {
+    /// The samples.
+    pub region: &'a Region,
+    /// Order of the axes in the buffer, fastest first: a permutation of all axes. `None` stands for the N5 axis order.
+    pub axes: Option<&'a [usize]>,
+}
+
+impl<'a> From<&'a Region> for SampleLayout<'a> {
+    fn from(region: &'a Region) -> Self {
+        Self { region, axes: None }
+    }
 }
 
 /// Copies the samples of `region` that lie in a block into `to`, which holds the whole region. Returns true if the
 /// region and the block share at least one sample and all shared samples were copied.
 ///
-/// - `to`: the region's samples, first axis fastest, `product(region.shape())` elements.
+/// - `to`: the region's samples, first axis fastest or in the order of a [`SampleLayout`], `product(region.shape())`
+///   elements.
 /// - `from`: the block's elements, first axis fastest, `product(size)` elements.
 /// - `origin`: the index of the block's first element in the dataset.
 /// - `size`: the size of the block in elements.
@@ -37,44 +44,44 @@ struct Loop {
 /// - `width`: the number of bytes of an element.
 ///
 /// `origin`, `size` and `dimensions` are in N5 axis order and have the region's rank. If `to` or `from` is shorter than
-/// its shape requires, nothing is copied.
-pub fn paste(
+/// its shape requires, or if the axes of the layout are no permutation, nothing is copied.
+pub fn paste<'a>(
     to: &mut [u8],
-    region: &Region,
+    region: impl Into<SampleLayout<'a>>,
     from: &[u8],
     origin: &[u64],
     size: &[u64],
     dimensions: &[u64],
     width: usize,
 ) -> bool {
-    let plan = CopyPlan::new(region, origin, size, dimensions, width);
+    let plan = CopyPlan::new(region.into(), origin, size, dimensions, width);
     plan.is_some_and(|plan| plan.run(to, from, width, false))
 }
 
 /// Like [`paste`], but the elements in `from` are big-endian, as stored. Their bytes are swapped during the copy.
-pub fn paste_big_endian(
+pub fn paste_big_endian<'a>(
     to: &mut [u8],
-    region: &Region,
+    region: impl Into<SampleLayout<'a>>,
     from: &[u8],
     origin: &[u64],
     size: &[u64],
     dimensions: &[u64],
     width: usize,
 ) -> bool {
-    let plan = CopyPlan::new(region, origin, size, dimensions, width);
+    let plan = CopyPlan::new(region.into(), origin, size, dimensions, width);
     plan.is_some_and(|plan| plan.run(to, from, width, true))
 }
 
 /// Like [`paste`], for a block whose elements are all zero.
-pub fn paste_zeros(
+pub fn paste_zeros<'a>(
     to: &mut [u8],
-    region: &Region,
+    region: impl Into<SampleLayout<'a>>,
     origin: &[u64],
     size: &[u64],
     dimensions: &[u64],
     width: usize,
 ) -> bool {
-    let plan = CopyPlan::new(region, origin, size, dimensions, width);
+    let plan = CopyPlan::new(region.into(), origin, size, dimensions, width);
     plan.is_some_and(|plan| plan.fill(to, width))
 }
 
@@ -84,8 +91,12 @@ pub fn paste_zeros(
 /// Returns zeros if `axes` is not a permutation, or if `data` does not have the size that `shape` requires.
 pub fn transpose(data: &[u8], shape: &[u64], width: usize, axes: &[usize]) -> Vec<u8> {
     let mut to = vec![0; data.len()];
-    if let Some(plan) = CopyPlan::of_transposition(data.len(), shape, width, axes) {
-        plan.run(&mut to, data, width, false);
+    let bytes = shape.iter().try_fold(width as u64, |bytes, size| bytes.checked_mul(*size));
+    if bytes == Some(data.len() as u64) {
+        let region = Region::whole(shape);
+        let layout = SampleLayout { region: &region, axes: Some(axes) };
+        let origin: Coords = shape.iter().map(|_| 0).collect();
+        paste(&mut to, layout, data, &origin, shape, shape, width);
     }
     to
 }
@@ -102,12 +113,16 @@ struct CopyPlan {
     /// Offset after the last sample in the region.
     to_end: usize,
     /// Nested loops, innermost first.
-    loops: SmallVec<[Loop; 6]>,
+    loops: StridedLoops,
 }
 
 impl CopyPlan {
-    fn new(region: &Region, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> Option<Self> {
-        let mut loops: SmallVec<[Loop; 6]> = SmallVec::new();
+    fn new(layout: SampleLayout<'_>, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> Option<Self> {
+        let SampleLayout { region, axes } = layout;
+        if axes.is_some_and(|axes| !is_permutation(axes, region.rank())) {
+            return None;
+        }
+        let mut loops = StridedLoops::new();
         let mut from_offset = 0_usize;
         let mut to_offset = 0_usize;
         // Distances from the first sample to the last one, in bytes.
@@ -115,7 +130,12 @@ impl CopyPlan {
         let mut to_span = 0_usize;
         let mut from_stride = width;
         let mut to_stride = width;
-        for axis in 0..region.rank() {
+        for number in 0..region.rank() {
+            // The loops follow the order of the target, so that neighbours in the target are written one after another.
+            let axis = axes.map_or(number, |axes| axes[number]);
+            if axes.is_some() {
+                from_stride = stride_of(axis, size, width)?;
+            }
             let end = origin[axis].checked_add(size[axis])?.min(dimensions[axis]);
             let (first, last) = region.samples_within(axis, origin[axis], end);
             let count = usize::try_from(last.checked_sub(first)?).ok()?;
@@ -127,7 +147,7 @@ impl CopyPlan {
             to_offset = to_offset.checked_add(usize::try_from(first).ok()?.checked_mul(to_stride)?)?;
             if count > 1 {
                 let step = usize::try_from(region.step()[axis]).ok()?;
-                let new = Loop { count, from_stride: from_stride.checked_mul(step)?, to_stride };
+                let new = StridedLoop { count, from_stride: from_stride.checked_mul(step)?, to_stride };
                 from_span = from_span.checked_add((count - 1).checked_mul(new.from_stride)?)?;
                 to_span = to_span.checked_add((count - 1).checked_mul(to_stride)?)?;
                 match loops.last_mut() {
@@ -150,48 +170,17 @@ impl CopyPlan {
         Some(Self { from_offset, to_offset, from_end, to_end, loops })
     }
 
-    /// Creates the plan for [`transpose`]. `bytes` is the size of the array.
-    fn of_transposition(bytes: usize, shape: &[u64], width: usize, axes: &[usize]) -> Option<Self> {
-        let mut strides: SmallVec<[usize; 6]> = SmallVec::new();
-        let mut stride = width;
-        for size in shape {
-            strides.push(stride);
-            stride = stride.checked_mul(usize::try_from(*size).ok()?)?;
-        }
-        let is_permutation = axes.len() == shape.len() && (0..shape.len()).all(|axis| axes.contains(&axis));
-        if stride != bytes || bytes == 0 || !is_permutation {
-            return None;
-        }
-        let mut loops: SmallVec<[Loop; 6]> = SmallVec::new();
-        let mut to_stride = width;
-        for axis in axes {
-            let count = usize::try_from(*shape.get(*axis)?).ok()?;
-            let from_stride = *strides.get(*axis)?;
-            match loops.last_mut() {
-                _ if count == 1 => {}
-                Some(inner)
-                    if inner.from_stride * inner.count == from_stride && inner.to_stride * inner.count == to_stride =>
-                {
-                    inner.count *= count;
-                }
-                _ => loops.push(Loop { count, from_stride, to_stride }),
-            }
-            to_stride = to_stride.checked_mul(count)?;
-        }
-        Some(Self { from_offset: 0, to_offset: 0, from_end: bytes, to_end: bytes, loops })
-    }
-
     fn run(&self, to: &mut [u8], from: &[u8], width: usize, swap_bytes: bool) -> bool {
         if self.from_end > from.len() || self.to_end > to.len() {
             debug_assert!(false, "a paste reaches beyond its buffers: {self:?}");
             return false;
         }
-        let single = Loop { count: 1, from_stride: width, to_stride: width };
+        let single = StridedLoop { count: 1, from_stride: width, to_stride: width };
         let inner = self.loops.first().copied().unwrap_or(single);
         let rows = self.loops.get(1).copied().unwrap_or(single);
         let outer = self.loops.get(2..).unwrap_or_default();
         let is_contiguous = inner.from_stride == width && inner.to_stride == width;
-        let copy: fn(&mut [u8], &[u8], Loop, Loop) = match (is_contiguous, swap_bytes, width) {
+        let copy: fn(&mut [u8], &[u8], StridedLoop, StridedLoop) = match (is_contiguous, swap_bytes, width) {
             (true, true, 2) => swap_runs::<2>,
             (true, true, 4) => swap_runs::<4>,
             (true, true, 8) => swap_runs::<8>,
@@ -210,8 +199,10 @@ impl CopyPlan {
             (false, true, 4) => copy_strided::<4, true>,
             (false, true, _) => copy_strided::<8, true>,
         };
-        let inner = if is_contiguous { Loop { count: inner.count * width, ..inner } } else { inner };
-        self.walk(outer, |to_at, from_at| copy(&mut to[to_at..], &from[from_at..], inner, rows));
+        let inner = if is_contiguous { StridedLoop { count: inner.count * width, ..inner } } else { inner };
+        for_each_offset(outer, (self.to_offset, self.from_offset), |to_at, from_at| {
+            copy(&mut to[to_at..], &from[from_at..], inner, rows)
+        });
         true
     }
 
@@ -222,36 +213,24 @@ impl CopyPlan {
         let inner = self.loops.first().filter(|inner| inner.to_stride == width);
         let outer = if inner.is_some() { self.loops.get(1..) } else { self.loops.get(..) };
         let bytes = inner.map_or(1, |inner| inner.count) * width;
-        self.walk(outer.unwrap_or_default(), |to_at, _| to[to_at..to_at + bytes].fill(0));
+        let start = (self.to_offset, self.from_offset);
+        for_each_offset(outer.unwrap_or_default(), start, |to_at, _| to[to_at..to_at + bytes].fill(0));
         true
-    }
-
-    /// Calls `visit` with the offsets in `to` and `from` for every iteration of the loops `outer`.
-    fn walk(&self, outer: &[Loop], mut visit: impl FnMut(usize, usize)) {
-        let mut cursor: SmallVec<[usize; 6]> = outer.iter().map(|_| 0).collect();
-        let mut from_at = self.from_offset;
-        let mut to_at = self.to_offset;
-        loop {
-            visit(to_at, from_at);
-            let mut axis = 0;
-            loop {
-                let Some(level) = outer.get(axis) else { return };
-                cursor[axis] += 1;
-                from_at += level.from_stride;
-                to_at += level.to_stride;
-                if cursor[axis] < level.count {
-                    break;
-                }
-                from_at -= level.from_stride * level.count;
-                to_at -= level.to_stride * level.count;
-                cursor[axis] = 0;
-                axis += 1;
-            }
-        }
     }
 }
 
-fn copy_runs(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
+/// Returns true if `axes` contains each of `0..rank` once.
+fn is_permutation(axes: &[usize], rank: usize) -> bool {
+    axes.len() == rank && (0..rank).all(|axis| axes.contains(&axis))
+}
+
+/// Returns the distance in bytes between neighbours along an axis of an array of shape `size`.
+fn stride_of(axis: usize, size: &[u64], width: usize) -> Option<usize> {
+    let faster_axes = size.get(..axis)?;
+    faster_axes.iter().try_fold(width, |stride, size| stride.checked_mul(usize::try_from(*size).ok()?))
+}
+
+fn copy_runs(to: &mut [u8], from: &[u8], bytes: StridedLoop, rows: StridedLoop) {
     for row in 0..rows.count {
         let to = &mut to[row * rows.to_stride..];
         let from = &from[row * rows.from_stride..];
@@ -259,7 +238,7 @@ fn copy_runs(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
     }
 }
 
-fn copy_fixed_runs<const BYTES: usize>(to: &mut [u8], from: &[u8], _: Loop, rows: Loop) {
+fn copy_fixed_runs<const BYTES: usize>(to: &mut [u8], from: &[u8], _: StridedLoop, rows: StridedLoop) {
     for row in 0..rows.count {
         let to = &mut to[row * rows.to_stride..];
         let from = &from[row * rows.from_stride..];
@@ -268,7 +247,7 @@ fn copy_fixed_runs<const BYTES: usize>(to: &mut [u8], from: &[u8], _: Loop, rows
 }
 
 /// Copies contiguous runs and swaps their bytes. Arrays of a constant length let the compiler use vector instructions.
-fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
+fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: StridedLoop, rows: StridedLoop) {
     for row in 0..rows.count {
         let to = &mut to[row * rows.to_stride..];
         let from = &from[row * rows.from_stride..];
@@ -283,7 +262,12 @@ fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: 
 
 /// Copies element by element. Because the width is constant, the compiler copies an element with one load and one
 /// store.
-fn copy_strided<const WIDTH: usize, const SWAP_BYTES: bool>(to: &mut [u8], from: &[u8], inner: Loop, rows: Loop) {
+fn copy_strided<const WIDTH: usize, const SWAP_BYTES: bool>(
+    to: &mut [u8],
+    from: &[u8],
+    inner: StridedLoop,
+    rows: StridedLoop,
+) {
     for row in 0..rows.count {
         let mut to_at = row * rows.to_stride;
         let mut from_at = row * rows.from_stride;
@@ -391,6 +375,65 @@ mod tests {
                 })
                 .collect();
             prop_assert_eq!(transpose(&data, &shape, width, &axes), expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_pasted_in_another_order_of_axes_are_the_transposed_region(
+            axes in prop::collection::vec(axis(), 1..5),
+            order in Just((0..5usize).collect::<Vec<_>>()).prop_shuffle(),
+            width in prop::sample::select(vec![1usize, 2, 4, 8]),
+            swap in any::<bool>(),
+        ) {
+            let grid = BlockGrid::new(axes.iter().map(|a| a.0).collect(), axes.iter().map(|a| a.1).collect()).unwrap();
+            let region = Region::new(
+                axes.iter().map(|a| a.2).collect(),
+                axes.iter().map(|a| a.3).collect(),
+                axes.iter().map(|a| a.4).collect(),
+            ).unwrap();
+            let order: Vec<usize> = order.into_iter().filter(|axis| *axis < region.rank()).collect();
+            let layout = SampleLayout { region: &region, axes: Some(&order) };
+            let bytes = usize::try_from(region.elements().unwrap()).unwrap() * width;
+            let (mut stored_order, mut reordered) = (vec![0u8; bytes], vec![9u8; bytes]);
+            let mut is_first = true;
+            for position in grid.covering(&region) {
+                let (origin, size) = (grid.origin(&position), grid.clipped_size(&position));
+                let elements = usize::try_from(size.iter().product::<u64>()).unwrap();
+                let block: Vec<u8> =
+                    (0..elements * width).map(|n| u8::try_from((n + usize::from(is_first)) % 251).unwrap()).collect();
+                is_first = false;
+                let paste_block = |to: &mut [u8], layout: SampleLayout<'_>| if swap {
+                    paste_big_endian(to, layout, &block, &origin, &size, grid.dimensions(), width)
+                } else {
+                    paste(to, layout, &block, &origin, &size, grid.dimensions(), width)
+                };
+                paste_block(&mut stored_order, (&region).into());
+                prop_assert!(paste_zeros(&mut reordered, layout, &origin, &size, grid.dimensions(), width));
+                paste_block(&mut reordered, layout);
+            }
+            // What no block covers was not touched.
+            let expected = transpose(&stored_order, region.shape(), width, &order);
+            let is_within = (0..region.rank()).all(|axis| {
+                region.samples_within(axis, 0, grid.dimensions()[axis]) == (0, region.shape()[axis])
+            });
+            if is_within {
+                prop_assert_eq!(reordered, expected);
+            } else {
+                let untouched = |(found, expected): (&u8, &u8)| found == expected || (*found == 9 && *expected == 0);
+                prop_assert!(reordered.iter().zip(&expected).all(untouched));
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_order_of_axes_copies_nothing() {
+        let region = Region::whole(&[2, 2]);
+        for axes in [&[0, 0][..], &[0], &[0, 1, 2], &[1, 2]] {
+            let layout = SampleLayout { region: &region, axes: Some(axes) };
+            let mut to = [0; 4];
+            assert!(!paste(&mut to, layout, &[1, 2, 3, 4], &[0, 0], &[2, 2], &[2, 2], 1));
+            assert_eq!(to, [0; 4]);
         }
     }
 

@@ -110,6 +110,16 @@ impl Region {
         part
     }
 
+    /// Returns the region with its axes in another order: axis `k` of the result is axis `axes[k]` of this region.
+    /// Returns `None` if an axis does not exist.
+    pub fn reordered(&self, axes: &[usize]) -> Option<Self> {
+        Some(Self {
+            start: axes.iter().map(|axis| self.start.get(*axis).copied()).collect::<Option<_>>()?,
+            shape: axes.iter().map(|axis| self.shape.get(*axis).copied()).collect::<Option<_>>()?,
+            step: axes.iter().map(|axis| self.step.get(*axis).copied()).collect::<Option<_>>()?,
+        })
+    }
+
     /// Returns the half-open range of the samples along `axis` whose elements lie in `low .. high`.
     pub fn samples_within(&self, axis: usize, low: u64, high: u64) -> (u64, u64) {
         let start = i128::from(self.start[axis]);
@@ -147,6 +157,15 @@ impl BlockGrid {
             && block_size.iter().all(|size| *size > 0)
             && dimensions.iter().all(|dimension| i64::try_from(*dimension).is_ok());
         is_valid.then_some(Self { dimensions, block_size })
+    }
+
+    /// Returns the grid with its axes in another order: axis `k` of the result is axis `axes[k]` of this grid. Returns
+    /// `None` if an axis does not exist.
+    pub fn reordered(&self, axes: &[usize]) -> Option<Self> {
+        Some(Self {
+            dimensions: axes.iter().map(|axis| self.dimensions.get(*axis).copied()).collect::<Option<_>>()?,
+            block_size: axes.iter().map(|axis| self.block_size.get(*axis).copied()).collect::<Option<_>>()?,
+        })
     }
 
     /// Returns the size of the dataset in elements.

@@ -15,8 +15,9 @@ mod json;
 mod json_object;
 mod range_reads;
 mod statistics;
+mod strided;
 
-pub use array::{Array, paste, paste_big_endian, paste_zeros, transpose};
+pub use array::{Array, SampleLayout, paste, paste_big_endian, paste_zeros, transpose};
 pub use attributes::{AttributesError, DatasetAttributes, DescribedDataset, MAX_RANK};
 pub use block::{Block, BlockDecoder, BlockError, BlockHeader, BlockMode, block_header, encode_block, swap_byte_order};
 pub use compression::{BlockEncoding, CancelCheck, Codec, CodecError, Codecs, Compression, Scratch};

@@ -5,6 +5,7 @@
 
 use std::num::FpCategory;
 
+use crate::strided::{StridedLoop, StridedLoops, for_each_offset};
 use crate::{Coords, DataType};
 
 /// Maximum number of distinct values that are reported.
@@ -103,31 +104,16 @@ impl StatisticsAccumulator {
         let (run, outer) = clipped.split_at_checked(run_axes).unwrap_or_default();
         let (run_sizes, outer_sizes) = sizes.split_at_checked(run_axes).unwrap_or_default();
         let run_bytes = product(run).saturating_mul(width);
-        let mut stride = product(run_sizes).saturating_mul(width);
-        let mut strides = Vec::with_capacity(outer.len());
-        for size in outer_sizes {
-            strides.push(stride);
-            stride = stride.saturating_mul(*size);
+        let mut from_stride = product(run_sizes).saturating_mul(width);
+        let mut loops = StridedLoops::new();
+        for (count, size) in outer.iter().zip(outer_sizes) {
+            loops.push(StridedLoop { count: *count, from_stride, to_stride: 0 });
+            from_stride = from_stride.saturating_mul(*size);
         }
-        let mut cursor = vec![0_usize; outer.len()];
-        let mut offset = 0_usize;
-        loop {
+        for_each_offset(&loops, (0, 0), |_, offset| {
             self.push(data.get(offset..offset.saturating_add(run_bytes)).unwrap_or_default());
-            let mut axes = cursor.iter_mut().zip(outer).zip(&strides);
-            let advanced = axes.find_map(|((index, count), stride)| {
-                *index += 1;
-                offset = offset.saturating_add(*stride);
-                if *index < *count {
-                    return Some(());
-                }
-                offset = offset.saturating_sub(stride.saturating_mul(*index));
-                *index = 0;
-                None
-            });
-            if advanced.is_none() {
-                return clipped.iter().fold(1_u64, |elements, size| elements.saturating_mul(*size as u64));
-            }
-        }
+        });
+        clipped.iter().fold(1_u64, |elements, size| elements.saturating_mul(*size as u64))
     }
 
     /// Adds little-endian elements.
