@@ -10,11 +10,11 @@ use crate::http::query::slice_query::{SliceQuery, WindowChoice};
 use crate::http::request::RequestContext;
 use crate::http::slice_request::{SliceRequest, check_decodable};
 use crate::http::slice_source::SliceSource;
-use crate::output::{self, Composite, CompositeChannel, MAX_CHANNELS, StackAxis, StackAxisKind, default_colour};
+use crate::output::{self, Composite, CompositeChannel, MAX_CHANNELS, StackAxis, StackAxisKind};
 use crate::read::{self, DatasetPart};
 use crate::view::{self, Volume};
 use n5_format::DataType;
-use n5_metadata::{AxisKind, BaseUnit, ChannelDisplay, CoordinateSpace};
+use n5_metadata::{AxisKind, BaseUnit, ChannelDisplay, CoordinateSpace, default_channel_colour};
 
 /// Minimum number of elements in the pyramid level that an automatic window is computed from, if any level has that
 /// many. `/stats` has the same rule.
@@ -200,6 +200,11 @@ impl Picture<'_> {
             }
         };
         let shown = samples.len();
+        let attributes = &self.source.dataset.attributes;
+        let existing = attributes.dimensions().get(axis).copied().unwrap_or(0);
+        // A single channel is white, unless the metadata gives its colour.
+        let default_colour =
+            |index| default_channel_colour(index, if shown == 1 { 1 } else { existing }, attributes.data_type());
         check_count("colors", query.colours.as_ref().map(Vec::len), shown)?;
         let windows = query.windows.as_deref().unwrap_or_default();
         check_count("window", (windows.len() > 1).then_some(windows.len()), shown)?;
@@ -213,7 +218,7 @@ impl Picture<'_> {
             let part = DatasetPart { axis, index };
             channels.push(CompositeChannel {
                 index: *sample,
-                colour: colour.unwrap_or_else(|| default_colour(number, shown)),
+                colour: colour.unwrap_or_else(|| default_colour(index)),
                 window: self.window(window.copied(), display, part).await?,
             });
         }

@@ -20,19 +20,6 @@ const NAMED_COLOURS: [(&str, Colour); 10] = [
     ("orange", [255, 128, 0]),
 ];
 
-/// Colours of channels for which neither the request nor the metadata gives one. The first three add up to white, as
-/// the channels of a photograph do.
-const PALETTE: [Colour; MAX_CHANNELS] = [
-    [255, 0, 0],
-    [0, 255, 0],
-    [0, 0, 255],
-    [255, 255, 255],
-    [0, 255, 255],
-    [255, 0, 255],
-    [255, 255, 0],
-    [255, 128, 0],
-];
-
 /// A channel of a [`Composite`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompositeChannel {
@@ -69,17 +56,6 @@ pub fn parse_colour(text: &str) -> Option<Colour> {
 /// Returns the names that [`parse_colour`] knows.
 pub fn colour_names() -> impl Iterator<Item = &'static str> {
     NAMED_COLOURS.iter().map(|(name, _)| *name)
-}
-
-/// Returns the colour of the channel `number` of `count` shown channels if none is given. A single channel is white,
-/// two are green and magenta, and more have the colours of a palette.
-pub fn default_colour(number: usize, count: usize) -> Colour {
-    match (count, number) {
-        (1, _) => [255, 255, 255],
-        (2, 0) => [0, 255, 0],
-        (2, _) => [255, 0, 255],
-        _ => PALETTE.get(number).copied().unwrap_or([255, 255, 255]),
-    }
 }
 
 impl Composite {

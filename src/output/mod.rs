@@ -25,9 +25,7 @@ use bytes::Bytes;
 use n5_format::{Array, DataType};
 
 pub use accept::{accept_weight, best_media_type};
-pub use colours::{
-    Colour, Composite, CompositeChannel, MAX_CHANNELS, colour_names, default_colour, label_colour, parse_colour,
-};
+pub use colours::{Colour, Composite, CompositeChannel, MAX_CHANNELS, colour_names, label_colour, parse_colour};
 pub use encoding::{AxisOrder, EncodeError, EncodeOptions, EncodedPiece, Endian, StackAxis, StackAxisKind};
 
 pub use thumbnail::{Thumbnail, ThumbnailContent, ThumbnailFormat, empty_plane};
@@ -178,9 +176,10 @@ pub trait Format: fmt::Debug + Send + Sync {
     }
 }
 
-/// A format whose encoding is a header followed by the elements in memory order.
+/// A format whose encoding is a header followed by the elements, with their axes in the format's order.
 ///
-/// An array can be sent in bands: first the header, then the bands, each with its elements in the format's byte order.
+/// An array can be sent in bands: first the header, then the bands, each with its elements in the format's order of axes
+/// and of bytes.
 /// Such a format returns itself from [`Format::as_streamed`], and its [`Format::encode`] calls
 /// [`StreamedFormat::encode_whole`].
 pub trait StreamedFormat: Format {
@@ -193,13 +192,19 @@ pub trait StreamedFormat: Format {
         self.header(shape, data_type, options).map(|header| header.len() as u64)
     }
 
+    /// Returns the order of the axes of `shape` in the encoding, fastest first, if it is not the order in memory. The
+    /// list is a permutation of all axes. Such a format counts the rearranged elements in [`Format::encoder_bytes`].
+    fn axis_order(&self, _shape: &[u64], _options: &EncodeOptions) -> Option<Vec<usize>> {
+        None
+    }
+
     /// Returns the byte order of the elements that are sent.
     fn byte_order(&self, _options: &EncodeOptions) -> Endian {
         Endian::Little
     }
 
-    /// Implements [`Format::encode`]: returns the header and the elements in the format's byte order. Not to be
-    /// overridden.
+    /// Implements [`Format::encode`]: returns the header and the elements in the format's order of axes and of bytes. Not
+    /// to be overridden.
     ///
     /// # Errors
     /// Returns the same errors as [`Format::encode`].
@@ -210,7 +215,11 @@ pub trait StreamedFormat: Format {
             format: self.name(),
             reason: format!("cannot make a header for the shape {shape:?} of {data_type}"),
         })?;
-        let elements = self.byte_order(options).arrange(data.clone(), data_type);
+        let elements = match self.axis_order(shape, options) {
+            None => data.clone(),
+            Some(axes) => n5_format::transpose(data, shape, data_type.size_bytes().unwrap_or(1), &axes).into(),
+        };
+        let elements = self.byte_order(options).arrange(elements, data_type);
         Ok(if header.is_empty() { vec![elements] } else { vec![header, elements] })
     }
 }

@@ -1,6 +1,7 @@
 //! `omero`: labels, colours and windows of an image's channels, which viewers need to show it well.
 //!
-//! What the attributes of the group say is kept. Missing windows come from a bounded sample of the elements.
+//! What the attributes of the group say is kept as far as OME-NGFF allows it. Missing windows come from a bounded sample
+//! of the elements, missing colours from the palette of pictures.
 //!
 //! Source: <https://ngff.openmicroscopy.org/0.5/#omero-md>.
 
@@ -16,8 +17,8 @@ use super::zarr_array::ZarrEncoding;
 use crate::cache::{Dataset, ReadError};
 use crate::read::{self, Derivation, SlicePlanner};
 use crate::store::Key;
-use n5_format::{Coords, DataType, Region, SignedCoords, StatisticsAccumulator};
-use n5_metadata::{AxisKind, CoordinateSpace, Node, Pyramid, VolumeKind};
+use n5_format::{Coords, DataType, Region, SignedCoords, Statistics, StatisticsAccumulator};
+use n5_metadata::{AxisKind, CoordinateSpace, Node, Pyramid, VolumeKind, channel_display, default_channel_colour};
 
 /// Maximum number of channels that are described. An image with more is not one that viewers compose of colours.
 const MAX_CHANNELS: usize = 64;
@@ -31,19 +32,15 @@ const MAX_SAMPLED_BLOCKS: u64 = 128;
 /// Minimum number of elements of one channel in the sampled level, if any level has that many.
 const ENOUGH_ELEMENTS: u64 = 1 << 16;
 
-/// Percentages of the elements below the start and below the end of a window. Few hot pixels do not change the window.
-const WINDOW_PERCENTAGES: [f64; 2] = [0.1, 99.9];
-
 /// Memory for the windows of all channels as text, in bytes.
 const RESULT_BYTES: u64 = 16 << 10;
 
 /// Number of channels that are shown at first.
 const ACTIVE_CHANNELS: usize = 6;
 
-/// Colours of channels: of the only one, of red, green and blue, and of any others.
-const GREY: &str = "FFFFFF";
-const RGB: [&str; 3] = ["FF0000", "00FF00", "0000FF"];
-const COLOURS: [&str; 6] = ["00FF00", "FF00FF", "00FFFF", "FFFF00", "FF0000", "0000FF"];
+/// Members of a channel that may be missing, and what their values must be.
+const OPTIONAL_MEMBERS: [(&str, fn(&Value) -> bool); 3] =
+    [("label", Value::is_string), ("family", Value::is_string), ("active", Value::is_boolean)];
 
 /// Channels of an image, and where to sample their elements.
 #[derive(Debug)]
@@ -57,6 +54,8 @@ pub(super) struct ChannelPlan {
     count: usize,
     /// Index of the middle plane.
     middle_plane: u64,
+    /// True if the channels are the red, green and blue of a photograph, which is shown as it is.
+    is_photograph: bool,
 }
 
 /// Range of the elements of a channel.
@@ -72,6 +71,7 @@ impl ChannelPlan {
     /// Returns the plan for the image that `pyramid` describes, in the group `key`. Returns `None` if it needs no windows
     /// besides those in `stored`, the group's own `omero`, or if it shows labels or has too many channels.
     pub(super) fn of(node: &Node, key: &Key, pyramid: &Pyramid, stored: Option<&Value>) -> Option<Self> {
+        let stored = stored.filter(|stored| stored.is_object());
         let is_image = n5_metadata::volume_kind(node, key.as_str()) == Some(VolumeKind::Image);
         if stored.is_none() && !is_image {
             return None;
@@ -98,17 +98,24 @@ impl ChannelPlan {
         if !(1..=MAX_CHANNELS).contains(&count) || is_complete(stored, count) {
             return None;
         }
+        let data_type = finest.data_type().clone();
+        let has_colours = stored_channels(stored).iter().any(|channel| channel_display(channel).colour.is_some());
+        let is_photograph = n5_metadata::is_photograph(count as u64, &data_type) && !has_colours;
         let space_axes = kinds.iter().zip(finest.dimensions()).filter(|(kind, _)| **kind == AxisKind::Space);
         let middle_plane = space_axes.map(|(_, size)| *size).nth(2).unwrap_or(1).saturating_sub(1) / 2;
-        Some(Self { levels, kinds, data_type: finest.data_type().clone(), count, middle_plane })
+        Some(Self { levels, kinds, data_type, count, middle_plane, is_photograph })
     }
 
-    /// Returns the windows of the channels, from a sample whose result is cached. If the elements cannot be read, or
-    /// none is stored, the windows are the range of the type.
+    /// Returns the windows of the channels, from a sample whose result is cached. The windows are the range of the type
+    /// if the elements cannot be read, if none is stored, or if this is a photograph.
     ///
     /// # Errors
     /// Returns an error if the store fails or there is not enough memory.
     pub(super) async fn read_windows(&self, lookup: &ViewLookup<'_>) -> Result<Vec<ChannelWindow>, ReadError> {
+        let of_type = ChannelWindow::of_type(&self.data_type);
+        if self.is_photograph {
+            return Ok(vec![of_type; self.count]);
+        }
         let sampled = match self.sample(lookup).await {
             Err(
                 ReadError::Block { .. }
@@ -124,7 +131,6 @@ impl ChannelPlan {
         };
         let windows: Vec<Option<[f64; 4]>> =
             sampled.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
-        let of_type = ChannelWindow::of_type(&self.data_type);
         let window = |index: usize| {
             let sampled = windows.get(index).copied().flatten();
             sampled.map_or(of_type, |[min, max, start, end]| ChannelWindow { min, max, start, end })
@@ -145,7 +151,7 @@ impl ChannelPlan {
         let accumulator_bytes = StatisticsAccumulator::memory_bytes(&data_type, elements).unwrap_or(0);
         let element_bytes = elements.saturating_mul(data_type.size_bytes().unwrap_or(1) as u64);
         let derivation = Derivation {
-            id: xxh3_128(format!("omero windows {channel_axis:?} {WINDOW_PERCENTAGES:?}").as_bytes()),
+            id: xxh3_128(format!("omero windows {channel_axis:?} {:?}", Statistics::WINDOW_PERCENTAGES).as_bytes()),
             extra_bytes: accumulator_bytes.saturating_add(element_bytes).saturating_add(RESULT_BYTES),
             apply: Arc::new(move |data| Ok(windows_text(&data, &shape, channel_axis, &data_type).into())),
         };
@@ -219,22 +225,24 @@ impl ChannelPlan {
         Value::Object(omero)
     }
 
-    /// Completes the description of a channel.
+    /// Completes the description of a channel, and removes members that OME-NGFF does not allow.
     fn channel(&self, index: usize, stored: Value, window: Option<&ChannelWindow>) -> Value {
+        let display = channel_display(&stored);
         let mut members = if let Value::Object(members) = stored { members } else { Map::new() };
+        for (name, is_valid) in OPTIONAL_MEMBERS {
+            if members.get(name).is_some_and(|value| !is_valid(value)) {
+                members.remove(name);
+            }
+        }
         if !members.get("color").is_some_and(is_colour) {
-            let is_rgb = self.count == RGB.len() && self.data_type == DataType::UInt8;
-            let colours: &[&str] = match self.count {
-                1 => &[GREY],
-                _ if is_rgb => &RGB,
-                _ => &COLOURS,
-            };
-            let colour = colours.iter().cycle().nth(index % colours.len().max(1)).unwrap_or(&GREY);
-            members.insert("color".to_owned(), Value::from(*colour));
+            let default = || default_channel_colour(index as u64, self.count as u64, &self.data_type);
+            let [red, green, blue] = display.colour.unwrap_or_else(default);
+            members.insert("color".to_owned(), Value::from(format!("{red:02X}{green:02X}{blue:02X}")));
         }
         if !members.get("window").is_some_and(is_window) {
-            let ChannelWindow { min, max, start, end } =
-                window.copied().unwrap_or_else(|| ChannelWindow::of_type(&self.data_type));
+            let found = window.copied().unwrap_or_else(|| ChannelWindow::of_type(&self.data_type));
+            let (start, end) = display.window.unwrap_or((found.start, found.end));
+            let (min, max) = (found.min.min(start), found.max.max(end));
             members.insert("window".to_owned(), json!({"min": min, "max": max, "start": start, "end": end}));
         }
         members.entry("label").or_insert_with(|| Value::from(format!("channel {index}")));
@@ -259,15 +267,21 @@ impl ChannelWindow {
     }
 }
 
+/// Returns the channels that a stored `omero` describes.
+fn stored_channels(stored: Option<&Value>) -> &[Value] {
+    let channels = stored.and_then(|omero| omero.get("channels")).and_then(Value::as_array);
+    channels.map_or(&[], Vec::as_slice)
+}
+
 /// Returns true if `stored` describes every one of `count` channels validly.
 fn is_complete(stored: Option<&Value>, count: usize) -> bool {
-    let channels = stored.and_then(|omero| omero.get("channels")).and_then(Value::as_array);
-    channels.is_some_and(|channels| {
-        let is_valid = |channel: &Value| {
-            channel.get("color").is_some_and(is_colour) && channel.get("window").is_some_and(is_window)
-        };
-        channels.len() >= count && channels.iter().all(is_valid)
-    })
+    let is_valid = |channel: &Value| {
+        channel.get("color").is_some_and(is_colour)
+            && channel.get("window").is_some_and(is_window)
+            && OPTIONAL_MEMBERS.iter().all(|(name, is_valid)| channel.get(name).is_none_or(is_valid))
+    };
+    let channels = stored_channels(stored);
+    channels.len() >= count && channels.iter().all(is_valid)
 }
 
 fn is_colour(value: &Value) -> bool {
@@ -306,16 +320,10 @@ fn window_of(elements: &[u8], data_type: &DataType) -> Option<[f64; 4]> {
     let mut accumulator = StatisticsAccumulator::new(data_type, count as u64, count)?;
     let size: Coords = std::iter::once(count as u64).collect();
     accumulator.push_block(elements, &size, &size);
-    let statistics = accumulator.finish(1, &WINDOW_PERCENTAGES);
+    let statistics = accumulator.finish(1, &Statistics::WINDOW_PERCENTAGES);
     let (min, max) = (statistics.min?.as_f64(), statistics.max?.as_f64());
-    let percentiles: Vec<f64> = statistics.percentiles?.iter().map(|value| value.as_f64()).collect();
-    let (start, end) = match percentiles.as_slice() {
-        [start, end] if start < end => (*start, *end),
-        _ if min < max => (min, max),
-        // Viewers divide by the width of the window.
-        _ => (min, min + 1.0),
-    };
-    Some([min, max.max(min), start, end])
+    let (start, end) = statistics.auto_window();
+    Some([min.min(start), max.max(end), start, end])
 }
 
 #[cfg(test)]
@@ -323,7 +331,7 @@ mod tests {
     use super::*;
 
     fn plan(count: usize, data_type: DataType) -> ChannelPlan {
-        ChannelPlan { levels: Vec::new(), kinds: Vec::new(), data_type, count, middle_plane: 3 }
+        ChannelPlan { levels: Vec::new(), kinds: Vec::new(), data_type, count, middle_plane: 3, is_photograph: false }
     }
 
     #[test]
@@ -341,8 +349,8 @@ mod tests {
         hot.extend([90; 20]);
         hot.extend([110; 20]);
         hot.push(255);
-        assert_eq!(window_of(&hot, &DataType::UInt8), Some([90.0, 255.0, 90.0, 110.0]));
-        assert_eq!(window_of(&[7; 9], &DataType::UInt8), Some([7.0, 7.0, 7.0, 8.0]));
+        assert_eq!(window_of(&hot, &DataType::UInt8), Some([90.0, 255.0, 100.0, 110.0]));
+        assert_eq!(window_of(&[7; 9], &DataType::UInt8), Some([0.0, 7.0, 0.0, 7.0]));
         let floats: Vec<u8> =
             [f32::NAN, 0.5, 2.0, f32::INFINITY].iter().flat_map(|value| value.to_le_bytes()).collect();
         assert_eq!(window_of(&floats, &DataType::Float32), Some([0.5, 2.0, 0.5, 2.0]));
@@ -360,22 +368,36 @@ mod tests {
             omero,
             json!({"id": 1, "rdefs": {"defaultT": 0, "defaultZ": 3, "model": "color"}, "channels": [
                 {"label": "DAPI", "color": "0000FF", "inverted": false, "active": true, "window": expected},
-                {"label": "channel 1", "color": "FF00FF", "active": true, "window": expected}]})
+                {"label": "channel 1", "color": "00FF00", "active": true, "window": expected}]})
         );
         assert!(is_complete(Some(&omero), 2) && !is_complete(Some(&omero), 3) && !is_complete(Some(&stored), 2));
         assert!(!is_complete(None, 1) && !is_complete(Some(&json!({"channels": 3})), 1));
     }
 
     #[test]
-    fn a_single_channel_is_grey_and_three_of_bytes_are_red_green_and_blue() {
-        let colours = |count, data_type| {
-            let omero = plan(count, data_type).omero(None, &[]);
-            let channels = omero["channels"].as_array().unwrap().clone();
-            channels.iter().map(|channel| channel["color"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-        };
-        assert_eq!(colours(1, DataType::UInt8), ["FFFFFF"]);
-        assert_eq!(colours(3, DataType::UInt8), ["FF0000", "00FF00", "0000FF"]);
-        assert_eq!(colours(3, DataType::UInt16), ["00FF00", "FF00FF", "00FFFF"]);
-        assert_eq!(colours(8, DataType::UInt8)[6..], ["00FF00", "FF00FF"]);
+    fn stored_members_of_another_form_are_converted_or_replaced() {
+        let window = ChannelWindow { min: 0.0, max: 9.0, start: 1.0, end: 8.0 };
+        let stored = json!({"channels": [
+            {"label": 7, "color": "#0000ff80", "active": 1, "family": null, "window": {"start": -3, "end": 5}},
+            {"label": "b", "color": 16, "family": "linear", "window": {"start": 5, "end": 5, "min": "0", "max": 9}},
+            "c",
+        ]});
+        let omero = plan(3, DataType::UInt16).omero(Some(&stored), &[window; 3]);
+        let found = json!({"min": 0.0, "max": 9.0, "start": 1.0, "end": 8.0});
+        assert_eq!(
+            omero["channels"],
+            json!([
+                {"label": "channel 0", "color": "0000FF", "active": true,
+                    "window": {"min": -3.0, "max": 9.0, "start": -3.0, "end": 5.0}},
+                {"label": "b", "color": "FF00FF", "active": true, "family": "linear", "window": found},
+                {"label": "channel 2", "color": "FFFF00", "active": true, "window": found},
+            ])
+        );
+        assert!(is_complete(Some(&omero), 3));
+        for (member, value) in [("label", json!(7)), ("family", json!(null)), ("active", json!("true"))] {
+            let mut invalid = omero.clone();
+            invalid["channels"][1][member] = value;
+            assert!(!is_complete(Some(&invalid), 3), "{member}");
+        }
     }
 }

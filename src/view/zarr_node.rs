@@ -68,13 +68,15 @@ impl ZarrNode {
         channels: Option<&(ChannelPlan, Vec<ChannelWindow>)>,
         copied: CopiedAttributes,
     ) -> Option<Self> {
-        let CopiedAttributes { mut attributes, mut ome, omero } = copied;
+        let CopiedAttributes { mut attributes, mut ome, omero, .. } = copied;
         if !node.is_dataset() {
             let pyramid = n5_metadata::pyramid(node, &mut Vec::new());
             let image = pyramid.and_then(|pyramid| multiscales_entry(node, &pyramid, name));
             let channels = channels.filter(|_| image.is_some());
             let described = channels.map(|(plan, windows)| plan.omero(omero.as_ref(), windows));
-            if let Some(omero) = described.or(omero) {
+            // A value of another form would make the whole image invalid.
+            let stored = omero.filter(|omero| image.is_none() || omero.is_object());
+            if let Some(omero) = described.or(stored) {
                 ome.insert(OMERO, &omero);
             }
             return Some(Self::Group { attributes, ome, image });
@@ -103,8 +105,10 @@ pub(super) struct CopiedAttributes {
     /// Attributes of OME-NGFF except `multiscales`, whose lists are in N5's order or in another form, and except
     /// `omero`. Empty for a dataset.
     ome: JsonObjectBuilder,
-    /// Value of `omero`. A value that is not an object or is long is a member of `ome` instead.
+    /// Value of `omero`. A long value is a member of `ome` instead.
     omero: Option<Value>,
+    /// True if `ome` contains `omero`.
+    has_long_omero: bool,
 }
 
 impl CopiedAttributes {
@@ -113,25 +117,29 @@ impl CopiedAttributes {
         if is_dataset {
             let is_copied = |name: &str| !N5_ARRAY_KEYS.contains(&name) && !GENERATED_KEYS.contains(&name);
             let attributes = JsonObjectBuilder::from_matching(text, is_copied);
-            return Self { attributes, ome: JsonObjectBuilder::default(), omero: None };
+            return Self { attributes, ome: JsonObjectBuilder::default(), omero: None, has_long_omero: false };
         }
         let is_copied = |name: &str| !["n5", "multiscales", "ome"].contains(&name) && !OME_KEYS.contains(&name);
-        let (ome, omero) = ome_attributes(text);
-        Self { attributes: JsonObjectBuilder::from_matching(text, is_copied), ome, omero }
+        let (ome, omero, has_long_omero) = ome_attributes(text);
+        Self { attributes: JsonObjectBuilder::from_matching(text, is_copied), ome, omero, has_long_omero }
     }
 
     /// Returns the plan for describing the channels of the group `key`, if it is an image whose channels are to be
     /// described.
     pub(super) fn channel_plan(&self, node: &Node, key: &Key) -> Option<ChannelPlan> {
+        if self.has_long_omero {
+            return None;
+        }
         let pyramid = n5_metadata::pyramid(node, &mut Vec::new())?;
         ChannelPlan::of(node, key, &pyramid, self.omero.as_ref())
     }
 }
 
-/// Returns the attributes of OME-NGFF except `multiscales`, and `omero` by itself. Those inside `ome` take precedence
-/// over those beside it.
-fn ome_attributes(text: &[u8]) -> (JsonObjectBuilder, Option<Value>) {
+/// Returns the attributes of OME-NGFF except `multiscales`, with `omero` by itself, and true if `omero` is long and
+/// therefore among the others. Those inside `ome` take precedence over those beside it.
+fn ome_attributes(text: &[u8]) -> (JsonObjectBuilder, Option<Value>, bool) {
     let mut omero = None;
+    let mut has_long_omero = false;
     let mut nested = None;
     let mut top_level = [None; OME_KEYS.len()];
     n5_format::for_each_member(JsonMembers::parse(n5_format::attributes_text(text)).ok(), |member| {
@@ -144,11 +152,14 @@ fn ome_attributes(text: &[u8]) -> (JsonObjectBuilder, Option<Value>) {
     });
     let mut ome = JsonObjectBuilder::default();
     let mut add = |ome: &mut JsonObjectBuilder, member: JsonMember<'_>| {
-        let is_parsed = member.name() == OMERO && member.value.len() <= MAX_OMERO_BYTES;
-        let parsed = is_parsed.then(|| serde_json::from_str::<Value>(member.value).ok()).flatten();
-        match parsed.filter(Value::is_object) {
+        let is_omero = member.name() == OMERO;
+        let is_parsed = is_omero && member.value.len() <= MAX_OMERO_BYTES;
+        match is_parsed.then(|| serde_json::from_str::<Value>(member.value).ok()).flatten() {
             Some(value) => omero = Some(value),
-            None => ome.push_member(member),
+            None => {
+                has_long_omero |= is_omero;
+                ome.push_member(member);
+            }
         }
     };
     n5_format::for_each_member(nested, |member| {
@@ -164,7 +175,7 @@ fn ome_attributes(text: &[u8]) -> (JsonObjectBuilder, Option<Value>) {
     for member in top_level.into_iter().flatten() {
         add(&mut ome, member);
     }
-    (ome, omero)
+    (ome, omero, has_long_omero)
 }
 
 /// Returns the voxel size along each axis with its unit, such as `"4 nm"`, in the form that TensorStore and
@@ -351,7 +362,13 @@ fn ngff_axis(axis: &Axis, kind: AxisKind) -> Value {
     if let Some(kind_name) = kind_name {
         members.insert("type".to_owned(), Value::from(kind_name));
     }
-    if let Some(unit) = axis.unit.and_then(|unit| unit.ngff_name()) {
+    // An axis that counts as space for its name may have a unit of time.
+    let unit = axis.unit.filter(|unit| match kind {
+        AxisKind::Space => unit.base == BaseUnit::Metre,
+        AxisKind::Time => unit.base == BaseUnit::Second,
+        AxisKind::Channel | AxisKind::Other => true,
+    });
+    if let Some(unit) = unit.and_then(|unit| unit.ngff_name()) {
         members.insert("unit".to_owned(), Value::from(unit));
     }
     Value::Object(members)
@@ -438,9 +455,13 @@ mod tests {
         // Members of `ome` take precedence over those beside it. Of repeated members, the last one counts.
         let own =
             br#"{"ome":{"x":1},"omero":1,"image-label":2,"omero":3,"ome":{"\u006fmero":4,"multiscales":[]},"a":1e999}"#;
-        let CopiedAttributes { attributes, ome, .. } = CopiedAttributes::of(own, false);
+        let CopiedAttributes { attributes, ome, omero, has_long_omero } = CopiedAttributes::of(own, false);
         assert_eq!(attributes.into_text(), r#"{"a":1e999}"#);
-        assert_eq!(ome.into_text(), r#"{"\u006fmero":4,"image-label":2}"#);
+        assert_eq!(ome.into_text(), r#"{"image-label":2}"#);
+        assert_eq!((omero, has_long_omero), (Some(json!(4)), false));
+        let long = format!(r#"{{"omero":{{"channels":[],"name":"{}"}}}}"#, "a".repeat(MAX_OMERO_BYTES));
+        let copied = CopiedAttributes::of(long.as_bytes(), false);
+        assert_eq!((copied.ome.into_text(), copied.omero, copied.has_long_omero), (long, None, true));
     }
 
     fn document(value: &Value) -> AttributesDocument {
@@ -477,6 +498,17 @@ mod tests {
             {"path": "s1", "coordinateTransformations": [{"type": "scale", "scale": [3.0, 1.0, 1.0]},
                 {"type": "translation", "translation": [0.0, 0.25, 0.25]}]}]});
         assert_eq!(multiscales_of(&own, &levels), Some(expected));
+    }
+
+    #[test]
+    fn a_unit_that_contradicts_the_kind_of_an_axis_is_left_out() {
+        let mut finest = level(&[8, 6], "uint8");
+        finest["axes"] = json!(["x", "y"]);
+        let own = json!({"scales": [[1, 1]], "axes": ["x", "y"], "units": ["nm", "s"], "resolution": [4, 5]});
+        let image = multiscales_of(&own, &[("s0", finest)]).unwrap();
+        let unit = |axis: usize| image["axes"][axis].get("unit").cloned();
+        assert_eq!((unit(0), &image["axes"][0]["type"]), (None, &json!("space")));
+        assert_eq!(unit(1), Some(json!("nanometer")));
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod voxel_size;
 
 pub use calibration::Calibration;
 pub use canonical::{canonical_attributes, canonical_group_attributes, is_inherited_by_neuroglancer};
-pub use channels::{ChannelDisplay, channel_displays};
+pub use channels::{ChannelDisplay, channel_display, channel_displays, default_channel_colour, is_photograph};
 pub use codec::{CodecEquivalents, Hdf5Filter, codec_equivalents, compression_with_defaults};
 pub use compatibility::Compatibility;
 pub use coordinate_space::{Axis, AxisKind, CoordinateSpace};

@@ -15,13 +15,13 @@ use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::slice_request::check_decodable;
 use crate::output::{
-    self, MAX_CHANNELS, NegotiationError, Thumbnail, ThumbnailContent, ThumbnailFormat, best_media_type, default_colour,
+    self, MAX_CHANNELS, NegotiationError, Thumbnail, ThumbnailContent, ThumbnailFormat, best_media_type,
 };
 use crate::read::{self, Derivation, PlannedSlice, SliceDelivery, SlicePlanner};
 use crate::store::Key;
 use crate::view::{self, MAX_SEARCHED, Volume, VolumeLevel};
 use n5_format::{Coords, Region, SignedCoords};
-use n5_metadata::{AxisKind, CoordinateSpace, VolumeKind};
+use n5_metadata::{AxisKind, CoordinateSpace, VolumeKind, default_channel_colour};
 
 /// All parameters. `http::credentials` reads `token`.
 const PARAMETERS: [&str; 3] = ["size", "format", "token"];
@@ -248,7 +248,8 @@ fn plan(mount: &Mount, volume: &Volume, size: u32, format: ThumbnailFormat) -> R
 fn is_photograph(volume: &Volume, level: &VolumeLevel, axis: usize) -> bool {
     let attributes = &level.dataset.attributes;
     let has_colours = volume.channels.iter().any(|channel| channel.colour.is_some());
-    attributes.dimensions().get(axis) == Some(&3) && attributes.data_type().name() == "uint8" && !has_colours
+    let count = attributes.dimensions().get(axis).copied().unwrap_or(0);
+    n5_metadata::is_photograph(count, attributes.data_type()) && !has_colours
 }
 
 /// Returns the channels that are shown, by index, each with its colour: those that are active in the metadata, at most
@@ -262,12 +263,12 @@ fn shown_channels(volume: &Volume, level: &VolumeLevel, axes: &PictureAxes) -> V
     if indices.is_empty() {
         indices = (0..count.min(MAX_CHANNELS as u64)).collect();
     }
-    let shown = indices.len();
-    let colour = |(number, index): (usize, u64)| {
+    let data_type = level.dataset.attributes.data_type();
+    let colour = |index: u64| {
         let given = display(index).and_then(|channel| channel.colour);
-        (index, given.unwrap_or_else(|| default_colour(number, shown)))
+        (index, given.unwrap_or_else(|| default_channel_colour(index, count, data_type)))
     };
-    indices.into_iter().enumerate().map(colour).collect()
+    indices.into_iter().map(colour).collect()
 }
 
 /// Returns the width and the height in pixels. The longer side has `size` pixels, or fewer if the volume has fewer
