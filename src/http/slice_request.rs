@@ -82,6 +82,7 @@ impl SliceRequest {
         let delivery =
             self.delivery(region, streaming).map_err(|reason| Problem::invalid_parameter("format", reason))?;
         let planner = SlicePlanner { container, dataset: &self.dataset, delivery };
+        let delivery = &planner.delivery;
         let planned = match planner.plan_sparse(region, read_options).await {
             Ok(slice) => self.check_memory(&planner, &slice).map(|()| slice),
             Err(PlanError::Refused(refusal)) => Err(refusal.into()),
@@ -92,18 +93,18 @@ impl SliceRequest {
         // A streamed response need not wait for slow clients that hold the memory for a whole one.
         if may_stream_early
             && !slice.is_streamed()
-            && !read::has_capacity_for(container, &slice, self.extra_bytes(&delivery, &slice))
+            && !read::has_capacity_for(container, &slice, self.extra_bytes(delivery, &slice))
         {
-            let delivery = SliceDelivery { streaming: Streaming::Always, ..delivery };
-            let planner = SlicePlanner { delivery, ..planner };
-            if let Ok(streamed) = planner.plan(region)
+            let delivery = SliceDelivery { streaming: Streaming::Always, ..delivery.clone() };
+            let stream_planner = SlicePlanner { delivery, ..planner };
+            if let Ok(streamed) = stream_planner.plan(region)
                 && streamed.is_streamed()
-                && self.check_memory(&planner, &streamed).is_ok()
+                && self.check_memory(&stream_planner, &streamed).is_ok()
             {
                 slice = streamed;
             }
         }
-        let extra_bytes = self.extra_bytes(&delivery, &slice);
+        let extra_bytes = self.extra_bytes(delivery, &slice);
         let header_bytes = delivery.header_bytes;
         Ok(PlannedResponse { request: self, slice, extra_bytes, header_bytes })
     }
@@ -121,7 +122,17 @@ impl SliceRequest {
             encoder_bytes: format.encoder_bytes(&shape, data_type, options),
             header_bytes: format.as_streamed().and_then(|format| format.header_bytes(&shape, data_type, options)),
             streaming,
+            axis_order: self.axis_order(&shape, region.rank()),
         })
+    }
+
+    /// Returns the order in which the format has the axes of the dataset, fastest first, if it is not the N5 order.
+    /// `shape` is the shape of the response. Axes that are not in the response have one sample, and come last.
+    fn axis_order(&self, shape: &[u64], rank: usize) -> Option<Arc<[usize]>> {
+        let kept_axes = &self.selection.kept_axes;
+        let order = self.format.as_streamed()?.axis_order(shape, &self.options)?;
+        let dropped_axes = (0..rank).filter(|axis| !kept_axes.contains(axis));
+        Some(order.iter().filter_map(|axis| kept_axes.get(*axis).copied()).chain(dropped_axes).collect())
     }
 
     /// Returns the memory that the encoder and the compressor take in addition to the elements of `slice`, in bytes.

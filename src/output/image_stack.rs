@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::encoding::{StackAxis, StackAxisKind, element_count};
+use super::encoding::{StackAxis, StackAxisKind};
 use super::image::long_axes;
 
 /// Largest number of pages, which keeps the directories small relative to the images. ImageJ does not support more.
@@ -113,46 +113,14 @@ impl StackLayout {
         })
     }
 
-    /// Returns true if the elements are in the order of the file already.
-    pub(super) fn is_in_order(&self) -> bool {
-        self.order.is_sorted()
-    }
-
-    /// Returns the elements of an array of `shape` in the order of the file. `width` is the size of an element in bytes.
-    ///
-    /// Source elements that `data` lacks are left out.
-    pub(super) fn arrange(&self, data: &[u8], shape: &[u64], width: usize, out: &mut Vec<u8>) {
-        let to_usize = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let stride = |axis: usize| to_usize(element_count(shape.get(..axis).unwrap_or_default())).saturating_mul(width);
-        let axes: Vec<(usize, usize)> =
-            self.order.iter().map(|axis| (to_usize(shape.get(*axis).copied().unwrap_or(1)), stride(*axis))).collect();
-        // Leading axes without gaps between their elements form one run of bytes.
-        let mut run = width;
-        let mut outer = axes.as_slice();
-        while let Some(((count, stride), rest)) = outer.split_first()
-            && *stride == run
-        {
-            run = run.saturating_mul(*count);
-            outer = rest;
+    /// Returns the order of the axes of an array of `rank` axes in the file, fastest first; `None` if it is the order in
+    /// memory. Axes that have one element come last.
+    pub(super) fn axis_order(&self, rank: usize) -> Option<Vec<usize>> {
+        if self.order.is_sorted() {
+            return None;
         }
-        let mut cursor = vec![0usize; outer.len()];
-        let mut offset = 0usize;
-        loop {
-            out.extend_from_slice(data.get(offset..offset.saturating_add(run)).unwrap_or_default());
-            let advanced = cursor.iter_mut().zip(outer).find_map(|(index, (count, stride))| {
-                *index = index.saturating_add(1);
-                offset = offset.saturating_add(*stride);
-                if *index < *count {
-                    return Some(());
-                }
-                offset = offset.saturating_sub(stride.saturating_mul(*index));
-                *index = 0;
-                None
-            });
-            if advanced.is_none() {
-                return;
-            }
-        }
+        let short_axes = (0..rank).filter(|axis| !self.order.contains(axis));
+        Some(self.order.iter().copied().chain(short_axes).collect())
     }
 
     /// Returns the calibration of the stack. Sizes along the axes of space are in one unit; a size that is unknown, or
@@ -324,34 +292,10 @@ mod tests {
             let layout = layout(shape, kinds);
             assert_eq!((layout.order.as_slice(), layout.counts), (order, counts), "{shape:?} {kinds:?}");
         }
-        assert!(layout(&[9, 8, 2, 3, 4], &[S, S, C, S, T]).is_in_order());
+        assert_eq!(layout(&[9, 8, 2, 3, 4], &[S, S, C, S, T]).axis_order(5), None);
+        assert_eq!(layout(&[1, 8, 9, 1], &[S, D, R, C]).axis_order(4), Some(vec![2, 1, 0, 3]));
         let refused = StackLayout::of("tiff", &[2; 6], &[]).unwrap_err();
         assert!(refused.contains("five axes"), "{refused}");
-    }
-
-    #[test]
-    fn elements_are_arranged_in_the_order_of_the_file() {
-        let shape = [2, 2, 2, 3];
-        let data: Vec<u8> = (0..48).collect();
-        let layout = layout(&shape, &[S, S, S, C]);
-        let mut out = Vec::new();
-        layout.arrange(&data, &shape, 2, &mut out);
-        let mut expected = Vec::new();
-        for z in 0..2u8 {
-            for c in 0..3u8 {
-                let page = (c * 2 + z) * 8;
-                expected.extend(page..page + 8);
-            }
-        }
-        assert_eq!(out, expected);
-        let shape = [3, 2, 1];
-        let mut out = Vec::new();
-        self::layout(&shape, &[C, S, S]).arrange(&[0, 1, 2, 3, 4, 5], &shape, 1, &mut out);
-        assert_eq!(out, [0, 1, 2, 3, 4, 5]);
-        let shape = [3, 2, 2];
-        let mut out = Vec::new();
-        self::layout(&shape, &[C, S, S]).arrange(&(0..12).collect::<Vec<_>>(), &shape, 1, &mut out);
-        assert_eq!(out, [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]);
     }
 
     #[test]

@@ -2,11 +2,11 @@
 //!
 //! This module is used instead of the crate tiff, which puts a directory before every page. ImageJ reads a stack as one
 //! contiguous run of pages from the first one, so all directories must come before the elements. The elements are then
-//! sent as they are in memory: without a copy, and in bands.
+//! sent without a copy, or in bands.
 
 use bytes::Bytes;
 
-use super::encoding::{EncodeError, EncodeOptions, buffer, element_count};
+use super::encoding::{EncodeError, EncodeOptions, element_count};
 use super::image_stack::{StackCalibration, StackLayout, fraction};
 use super::{Format, StreamedFormat};
 use n5_format::{Array, DataType};
@@ -14,10 +14,10 @@ use n5_format::{Array, DataType};
 /// Directories of all pages, then the elements of all pages without gaps.
 ///
 /// Of the axes longer than 1, the first runs to the right, the second down, and the others across the pages, unless
-/// axes are known to be x and y. Axes that are known to be channels or time are pages: channels first, then slices, then frames, as ImageJ orders them. If the
-/// elements are in another order, they are arranged in memory, and the file is not streamed. The file is
-/// little-endian, has one strip per page, and shows 0 as black. A file of up to 4 GiB is a classic TIFF, with a
-/// description from which ImageJ takes the dimensions and the calibration. A larger file is a BigTIFF.
+/// axes are known to be x and y. Axes that are known to be channels or time are pages: channels first, then slices,
+/// then frames, as ImageJ orders them. The elements are sent in this order. The file is little-endian, has one strip per
+/// page, and shows 0 as black. A file of up to 4 GiB is a classic TIFF, with a description from which ImageJ takes the
+/// dimensions and the calibration. A larger file is a BigTIFF.
 ///
 /// Source: TIFF 6.0 §2 and §19 (`SampleFormat`); BigTIFF: <https://www.awaresystems.be/imaging/tiff/bigtiff.html>.
 #[derive(Debug)]
@@ -64,7 +64,8 @@ impl Format for TiffFormat {
         ImageStack::of(shape, data_type, options).map(|_| ())
     }
 
-    /// Returns the size of the directories of all pages and, if the elements must be arranged, of the arranged elements.
+    /// Returns the size of the directories of all pages and, if their order is not that in memory, of the rearranged
+    /// elements.
     fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         let elements = element_count(shape);
         let Some(layout) = StackLayout::of("tiff", shape, &options.axes).ok().filter(|_| elements < u64::MAX) else {
@@ -72,24 +73,13 @@ impl Format for TiffFormat {
         };
         let directory = directory_bytes(true, ENTRIES.saturating_add(RESOLUTION_ENTRIES));
         let header_bytes = u64::from(layout.pages).saturating_mul(directory).saturating_add(1024);
-        let arranged_bytes = if layout.is_in_order() { 0 } else { data_type.size_bytes().unwrap_or(1) as u64 };
-        header_bytes.saturating_add(elements.saturating_mul(arranged_bytes))
+        let is_rearranged = layout.axis_order(shape.len()).is_some();
+        let rearranged_bytes = if is_rearranged { data_type.size_bytes().unwrap_or(1) as u64 } else { 0 };
+        header_bytes.saturating_add(elements.saturating_mul(rearranged_bytes))
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        self.check(array, options)?;
-        let Array { shape, data_type, data } = array;
-        let stack = ImageStack::of(shape, data_type, options).map_err(EncodeError::Refused)?;
-        if stack.layout.is_in_order() {
-            return self.encode_whole(array, options);
-        }
-        let header = stack.header_of_file().ok_or_else(|| EncodeError::Encoder {
-            format: self.name(),
-            reason: format!("cannot make a header for the shape {shape:?} of {data_type}"),
-        })?;
-        let mut arranged = buffer(data.len() as u64)?;
-        stack.layout.arrange(data, shape, data_type.size_bytes().unwrap_or(1), &mut arranged);
-        Ok(vec![header.into(), arranged.into()])
+        self.encode_whole(array, options)
     }
 
     fn as_streamed(&self) -> Option<&dyn StreamedFormat> {
@@ -98,15 +88,18 @@ impl Format for TiffFormat {
 }
 
 impl StreamedFormat for TiffFormat {
-    /// Returns `None` if the elements are not in the order of the file.
     fn header(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<Bytes> {
-        let stack = ImageStack::of(shape, data_type, options).ok().filter(|stack| stack.layout.is_in_order())?;
-        stack.header_of_file().map(Bytes::from)
+        let stack = ImageStack::of(shape, data_type, options).ok()?;
+        stack.header(&stack.file_layout()?).map(Bytes::from)
     }
 
     fn header_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<u64> {
-        let stack = ImageStack::of(shape, data_type, options).ok().filter(|stack| stack.layout.is_in_order())?;
+        let stack = ImageStack::of(shape, data_type, options).ok()?;
         stack.file_layout().map(|layout| layout.first_page_offset)
+    }
+
+    fn axis_order(&self, shape: &[u64], options: &EncodeOptions) -> Option<Vec<usize>> {
+        StackLayout::of(self.name(), shape, &options.axes).ok()?.axis_order(shape.len())
     }
 }
 
@@ -180,11 +173,6 @@ impl ImageStack {
         let page_bytes = page_pixels.saturating_mul(width_bytes as u64);
         let window = options.window;
         Ok(Self { layout, calibration, window, resolution, bits, sample_format, page_bytes })
-    }
-
-    /// Returns all bytes before the elements.
-    fn header_of_file(&self) -> Option<Vec<u8>> {
-        self.header(&self.file_layout()?)
     }
 
     /// Returns the layout of a classic TIFF, or of a BigTIFF if the offsets exceed 32 bits. Returns `None` if they
@@ -378,7 +366,7 @@ mod tests {
         let options = EncodeOptions { axes, window: Some((1.0, 9.0)), ..EncodeOptions::default() };
         let data: Bytes = (0..24u8).collect::<Vec<u8>>().into();
         let shape = [2, 2, 3, 2];
-        assert_eq!(TiffFormat.header(&shape, &DataType::UInt8, &options), None);
+        assert_eq!(TiffFormat.axis_order(&shape, &options), Some(vec![0, 1, 3, 2]));
         let array = Array { shape: shape.as_slice().into(), data_type: DataType::UInt8, data };
         let file = TiffFormat.encode(&array, &options).unwrap().concat();
         let pages = pages(&file);
@@ -393,15 +381,32 @@ mod tests {
             let offset = usize::try_from(value(page, 273)).unwrap();
             assert_eq!(usize::from(file[offset]), channel * 12 + slice * 4);
         }
-        // The same without the third axis is in order, so that it is streamed.
+        // The same without the third axis is sent in the order in memory.
         let axes = vec![options.axes[0].clone(), options.axes[1].clone(), options.axes[3].clone()];
         let options = EncodeOptions { axes, ..options };
-        assert!(TiffFormat.header(&[2, 2, 3], &DataType::UInt8, &options).is_some());
+        assert_eq!(TiffFormat.axis_order(&[2, 2, 3], &options), None);
         // A BigTIFF has the resolution in its directories.
         let header = TiffFormat.header(&[1 << 16, 1 << 14, 5], &DataType::UInt8, &options).unwrap();
         let bytes = TiffFormat.header_bytes(&[1 << 16, 1 << 14, 5], &DataType::UInt8, &options).unwrap();
         assert_eq!((header[2], header.len() as u64), (43, bytes));
         assert_eq!(value(&self::pages(&header)[4], 282), 4 << 32 | 1);
+    }
+
+    #[test]
+    fn pages_of_reversed_axes_are_transposed() {
+        use StackAxisKind::{Channel, Down, Right, Space};
+
+        let pixels = |shape: &[u64], kinds: &[StackAxisKind]| {
+            let axes = kinds.iter().map(|kind| StackAxis { kind: *kind, ..StackAxis::default() }).collect();
+            let options = EncodeOptions { axes, ..EncodeOptions::default() };
+            let data: Bytes = (0..24u8).collect::<Vec<u8>>().into();
+            let array = Array { shape: shape.into(), data_type: DataType::UInt16, data };
+            TiffFormat.encode(&array, &options).unwrap()[1].to_vec()
+        };
+        let bytes = |elements: [u8; 6]| elements.iter().flat_map(|n| [2 * n, 2 * n + 1]).collect::<Vec<u8>>();
+        // Axes z, y, x of sizes 2, 2, 3: neighbours along x are four elements apart.
+        assert_eq!(pixels(&[2, 2, 3], &[Space, Down, Right])[..12], bytes([0, 4, 8, 2, 6, 10]));
+        assert_eq!(pixels(&[2, 2, 3], &[Channel, Space, Space])[..12], bytes([0, 2, 4, 6, 8, 10]));
     }
 
     #[test]

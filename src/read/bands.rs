@@ -1,6 +1,8 @@
 //! Bands: the parts of a slice that is too large to be assembled as a whole. Arithmetic only.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use n5_format::{BlockGrid, Coords, Region};
 
@@ -37,6 +39,8 @@ pub(crate) struct SliceGeometry<'a> {
     pub(crate) existing_blocks: Option<u128>,
     /// True if the blocks are stored uncompressed and read only where the region has samples.
     pub(crate) uses_partial_reads: bool,
+    /// Order in which the axes are sent if the slice is sent in bands, fastest first; `None` for the N5 axis order.
+    pub(crate) axis_order: Option<&'a Arc<[usize]>>,
 }
 
 impl<'a> SliceGeometry<'a> {
@@ -54,6 +58,7 @@ impl<'a> SliceGeometry<'a> {
             touched_blocks: grid.covering(region).total(),
             existing_blocks: None,
             uses_partial_reads: false,
+            axis_order: None,
         }
     }
 
@@ -63,7 +68,10 @@ impl<'a> SliceGeometry<'a> {
     }
 }
 
-/// Iterator over the bands of a region, in the order of its elements. Each band is assembled and sent as a whole.
+/// Iterator over the bands of a region, in the order in which its elements are sent. Each band is assembled and sent as
+/// a whole.
+///
+/// If the axes are sent in another order than N5's, all fields are in that order. Only the bands are in N5 axis order.
 ///
 /// A band is one whole layer of blocks, or several thin layers. A layer that is larger than the maximum size of a band
 /// is cut into bands of whole planes.
@@ -89,13 +97,20 @@ pub struct Bands {
     /// Number of samples that have been taken along the cut axis and along each slower axis.
     cursor: Coords,
     is_done: bool,
+    /// Order in which the axes are sent, fastest first; `None` for the N5 axis order.
+    axis_order: Option<Arc<[usize]>>,
 }
 
 impl Bands {
     /// Creates the bands of a slice. Each band takes at most `budget_bytes` of memory. If the first plane touches many
     /// blocks, the first band touches about `first_part_bytes` of them. Returns `None` if not even one element fits.
     pub(crate) fn new(geometry: SliceGeometry<'_>, budget_bytes: u64, first_part_bytes: u64) -> Option<Self> {
-        let SliceGeometry { region, grid, memory_width, .. } = geometry;
+        let SliceGeometry { region, grid, memory_width, axis_order, .. } = geometry;
+        let (region, grid) = match axis_order {
+            None => (Cow::Borrowed(region), Cow::Borrowed(grid)),
+            Some(axes) => (Cow::Owned(region.reordered(axes)?), Cow::Owned(grid.reordered(axes)?)),
+        };
+        let geometry = SliceGeometry { region: &region, grid: &grid, ..geometry };
         let mut plane_bytes = memory_width;
         let mut cut = None;
         for axis in 0..region.rank() {
@@ -114,7 +129,7 @@ impl Bands {
             samples_per_block: (0..region.rank()).map(samples_per_block).collect(),
             block_depth: grid.block_size()[axis],
             cursor: region.shape()[axis..].iter().map(|_| 0).collect(),
-            region: region.clone(),
+            region: region.clone().into_owned(),
             cut_axis: axis,
             plane_bytes,
             budget_bytes,
@@ -123,6 +138,7 @@ impl Bands {
             min_depth: 1,
             first_plane_parts: split_first_plane(geometry, axis, first_part_bytes),
             is_done: false,
+            axis_order: axis_order.cloned(),
         };
         if !bands.first_plane_parts.is_empty() {
             bands.advance(1);
@@ -137,9 +153,11 @@ impl Bands {
         self.decodes_by_slower_axes().saturating_mul(self.samples_per_block[self.cut_axis].div_ceil(planes))
     }
 
-    /// Returns the maximum number of samples along `axis` that one band takes from a block with `samples` samples.
+    /// Returns the maximum number of samples along `axis`, in N5 axis order, that one band takes from a block with
+    /// `samples` samples.
     pub(crate) fn samples_per_band(&self, axis: usize, samples: u64) -> u64 {
-        match axis.cmp(&self.cut_axis) {
+        let sent_axis = self.axis_order.as_ref().and_then(|axes| axes.iter().position(|other| *other == axis));
+        match sent_axis.unwrap_or(axis).cmp(&self.cut_axis) {
             Ordering::Less => samples,
             Ordering::Equal => samples.min((self.budget_bytes / self.plane_bytes.max(1)).max(1)),
             Ordering::Greater => 1,
@@ -198,6 +216,14 @@ impl Bands {
         }
     }
 
+    /// Returns a band with its axes in N5 axis order.
+    fn in_stored_order(&self, band: Region) -> Option<Region> {
+        let Some(axes) = &self.axis_order else { return Some(band) };
+        let inverse: Option<Vec<usize>> =
+            (0..axes.len()).map(|axis| axes.iter().position(|sent| *sent == axis)).collect();
+        band.reordered(&inverse?)
+    }
+
     /// Returns the number of samples along the cut axis in the band that begins at sample `from`.
     fn next_depth(&self, from: u64) -> u64 {
         let remaining = self.region.shape()[self.cut_axis].saturating_sub(from);
@@ -231,7 +257,7 @@ impl Iterator for Bands {
 
     fn next(&mut self) -> Option<Region> {
         if let Some(part) = self.first_plane_parts.pop() {
-            return Some(part);
+            return self.in_stored_order(part);
         }
         if self.is_done || self.region.elements() == Some(0) {
             return None;
@@ -244,7 +270,7 @@ impl Iterator for Bands {
             band = band.narrow(axis, *index, 1);
         }
         self.advance(depth);
-        Some(band)
+        self.in_stored_order(band)
     }
 }
 
@@ -399,6 +425,48 @@ mod tests {
             assert!(grid.covering(&bands[0]).total() <= 4, "{:?}", bands[0]);
             assert!(bands[0].elements().unwrap() >= 256);
         }
+    }
+
+    #[test]
+    fn bands_follow_the_order_in_which_the_axes_are_sent() {
+        let grid = grid(&[3, 130, 90, 40], &[2, 64, 64, 16]);
+        let region =
+            Region::new([1, 5, 0, 0][..].into(), [2, 120, 45, 40][..].into(), [1, 1, 2, 1][..].into()).unwrap();
+        for order in [[1, 2, 0, 3], [3, 2, 1, 0], [2, 1, 3, 0], [0, 1, 2, 3]] {
+            let order: Arc<[usize]> = order.into();
+            let geometry = SliceGeometry { axis_order: Some(&order), ..unconverted(&region, &grid, 2) };
+            for budget_bytes in [64, 5_000, 60_000] {
+                let limits = SliceLimits { decode_factor: 1 << 20, ..limits_for_budget(budget_bytes) };
+                let (bytes, bands) = plan(geometry, limits).unwrap();
+                // Every band begins where the one before it ends.
+                let sent_shape = region.reordered(&order).unwrap().shape().clone();
+                let mut sent_elements = 0;
+                for band in bands.unwrap() {
+                    assert!(band.elements().unwrap() * 2 <= budget_bytes, "{band:?}");
+                    let mut first = 0;
+                    for (axis, size) in order.iter().zip(&sent_shape).rev() {
+                        let distance = u64::try_from(band.start()[*axis] - region.start()[*axis]).unwrap();
+                        first = first * size + distance / region.step()[*axis];
+                    }
+                    assert_eq!(first, sent_elements, "{order:?} {budget_bytes} {band:?}");
+                    sent_elements += band.elements().unwrap();
+                }
+                assert_eq!(sent_elements * 2, bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn the_cost_of_bands_depends_on_the_order_in_which_the_axes_are_sent() {
+        // Four channels of 1 MiB per plane. In the order of ImageJ, a band has all channels of 4 planes.
+        let grid = grid(&[1024, 1024, 64, 4], &[64, 64, 64, 1]);
+        let region = Region::whole(grid.dimensions());
+        let order: Arc<[usize]> = [0, 1, 3, 2].into();
+        let decodes = |axis_order| {
+            let geometry = SliceGeometry { axis_order, ..unconverted(&region, &grid, 1) };
+            Bands::new(geometry, 16 << 20, 1 << 20).unwrap().decodes_per_block()
+        };
+        assert_eq!((decodes(None), decodes(Some(&order))), (4, 16));
     }
 
     #[test]

@@ -5,10 +5,10 @@
 //! finished, zeros are written in the places of these blocks.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cache::{Budget, Permit, ReadError};
-use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
+use n5_format::{BlockGrid, Coords, GridPosition, Region, SampleLayout, paste, paste_big_endian, paste_zeros};
 
 /// Minimum average size of the blocks' parts of a slab, in bytes. If the parts are smaller, the whole slab is zeroed,
 /// which costs less than tracking the unwritten blocks. Debug builds always track, so that tests exercise the tracking.
@@ -45,10 +45,16 @@ impl Slab {
     }
 }
 
-/// Writes zeros to all samples of `region` in the place of a block. Returns false if `target` is too short for
-/// `region`.
-fn clear_cell(target: &mut [u8], region: &Region, grid: &BlockGrid, position: &GridPosition, width: usize) -> bool {
-    paste_zeros(target, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
+/// Writes zeros to all samples of a region in the place of a block. Returns false if `target` is too short for the
+/// region.
+fn clear_cell(
+    target: &mut [u8],
+    layout: SampleLayout<'_>,
+    grid: &BlockGrid,
+    position: &GridPosition,
+    width: usize,
+) -> bool {
+    paste_zeros(target, layout, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
 }
 
 /// The slabs of a region of a dataset, cut along one axis at equal distances.
@@ -57,6 +63,8 @@ pub(crate) struct Canvas {
     width: usize,
     region: Region,
     axis: usize,
+    /// Order of the axes in every slab, fastest first; `None` for the N5 axis order.
+    axis_order: Option<Arc<[usize]>>,
     slabs: Vec<Slab>,
     /// Budget of the slabs' permits and buffers.
     budget: Budget,
@@ -110,7 +118,18 @@ impl Canvas {
         slabs: Vec<Slab>,
         budget: &Budget,
     ) -> Self {
-        Self { grid, width, region, axis, slabs, budget: budget.clone() }
+        Self { grid, width, region, axis, axis_order: None, slabs, budget: budget.clone() }
+    }
+
+    /// Sets the order of the axes in the slabs, fastest first. The slabs must be cut along the slowest of the axes that
+    /// have more than one sample.
+    pub(crate) fn with_axis_order(self, axis_order: Option<Arc<[usize]>>) -> Self {
+        Self { axis_order, ..self }
+    }
+
+    /// Returns the layout of the samples of `region` in a slab.
+    fn layout<'a>(&'a self, region: &'a Region) -> SampleLayout<'a> {
+        SampleLayout { region, axes: self.axis_order.as_deref() }
     }
 
     /// Returns the region whose samples the canvas holds.
@@ -124,27 +143,31 @@ impl Canvas {
         let width = self.width;
         let origin = grid.origin(position);
         let is_whole = size.iter().zip(&grid.clipped_size(position)).all(|(size, all)| size >= all);
-        let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
+        let copy = |to: &mut [u8], layout: SampleLayout<'_>| match byte_order {
+            ElementByteOrder::LittleEndian => paste(to, layout, data, &origin, size, grid.dimensions(), width),
+            ElementByteOrder::BigEndian => paste_big_endian(to, layout, data, &origin, size, grid.dimensions(), width),
+        };
         for slab in self.overlapping(&origin, size) {
             let (samples, offset) = samples_in_block(&slab.region, grid, &origin, size);
             let mut gathered = scattered_buffer(&samples, width);
             if let Some(buffer) = &mut gathered
-                && !copy(buffer, &samples, data, &origin, size, grid.dimensions(), width)
+                && !copy(buffer, (&samples).into())
             {
                 gathered = None;
             }
             let mut content = self.lock_content(slab);
             let SlabContent { data: target, unwritten } = &mut *content;
             let must_clear = !is_whole && unwritten.contains(position);
-            if must_clear && !clear_cell(target, &slab.region, grid, position, width) {
+            if must_clear && !clear_cell(target, self.layout(&slab.region), grid, position, width) {
                 continue;
             }
             let is_copied = match gathered {
                 Some(gathered) => {
                     let whole_slab = Region::whole(slab.region.shape());
-                    paste(target, &whole_slab, &gathered, &offset, samples.shape(), whole_slab.shape(), width)
+                    let layout = self.layout(&whole_slab);
+                    paste(target, layout, &gathered, &offset, samples.shape(), whole_slab.shape(), width)
                 }
-                None => copy(target, &slab.region, data, &origin, size, grid.dimensions(), width),
+                None => copy(target, self.layout(&slab.region)),
             };
             if is_copied || must_clear {
                 unwritten.remove(position);
@@ -187,7 +210,7 @@ impl Canvas {
             let mut content = self.lock_content(slab);
             let SlabContent { data: target, unwritten } = &mut *content;
             // A place that cannot be cleared stays unwritten, so that [`Self::finish`] fails.
-            if clear_cell(target, &slab.region, grid, position, self.width) {
+            if clear_cell(target, self.layout(&slab.region), grid, position, self.width) {
                 unwritten.remove(position);
             }
         }
@@ -198,7 +221,8 @@ impl Canvas {
     pub(crate) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8]) {
         for slab in self.overlapping(origin, size) {
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
-            paste_big_endian(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
+            let layout = self.layout(&slab.region);
+            paste_big_endian(&mut content.data, layout, data, origin, size, self.grid.dimensions(), self.width);
         }
     }
 
@@ -221,14 +245,15 @@ impl Canvas {
 
     /// Returns the elements of the slabs and their permits, with zeros where nothing was pasted.
     pub(crate) fn finish(self) -> Result<Vec<(Vec<u8>, Permit)>, ReadError> {
-        let Self { grid, width, slabs, budget, .. } = self;
+        let Self { grid, width, axis_order, slabs, budget, .. } = self;
         let finished = slabs.into_iter().map(|Slab { region, len, content, permit }| {
             let SlabContent { mut data, unwritten } = content.into_inner().unwrap_or_else(PoisonError::into_inner);
             if data.is_empty() {
                 data = budget.zeroed(len);
             }
+            let layout = SampleLayout { region: &region, axes: axis_order.as_deref() };
             for position in unwritten {
-                if !clear_cell(&mut data, &region, &grid, &position, width) {
+                if !clear_cell(&mut data, layout, &grid, &position, width) {
                     let message = format!("the place of block {position:?} in its slab cannot be cleared");
                     return Err(ReadError::Internal(message));
                 }
@@ -294,6 +319,7 @@ mod tests {
             depth in 1u64..4,
             width in prop::sample::select(vec![1usize, 2, 8]),
             from_end in any::<bool>(),
+            order in proptest::option::of(Just((0..3usize).collect::<Vec<_>>()).prop_shuffle()),
         ) {
             let grid = BlockGrid::new(axes.iter().map(|a| a.0).collect(), axes.iter().map(|a| a.1).collect()).unwrap();
             let region = Region::new(
@@ -312,7 +338,10 @@ mod tests {
                 expected.push((part.clone(), vec![0; usize::try_from(bytes).unwrap()]));
                 slabs.push(Slab::new(part, bytes, take_permit(&budget, bytes)).unwrap());
             }
-            let canvas = Canvas::new(grid.clone(), width, region.clone(), cut, slabs, &budget);
+            let order: Option<Arc<[usize]>> =
+                order.map(|axes| axes.into_iter().filter(|axis| *axis < region.rank()).collect());
+            let canvas = Canvas::new(grid.clone(), width, region.clone(), cut, slabs, &budget)
+                .with_axis_order(order.clone());
             let mut positions: Vec<GridPosition> = grid.covering(&region).collect();
             if from_end {
                 positions.reverse();
@@ -328,7 +357,8 @@ mod tests {
                 let block: Vec<u8> = vec![1; elements * width];
                 canvas.paste(position, &size, &block, ElementByteOrder::BigEndian);
                 for (part, expected) in &mut expected {
-                    paste(expected, part, &block, &grid.origin(position), &size, grid.dimensions(), width);
+                    let layout = SampleLayout { region: part, axes: order.as_deref() };
+                    paste(expected, layout, &block, &grid.origin(position), &size, grid.dimensions(), width);
                 }
             }
             for ((filled, permit), (_, expected)) in canvas.finish().unwrap().into_iter().zip(expected) {

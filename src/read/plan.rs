@@ -47,6 +47,8 @@ pub struct PlannedSlice {
     pub(crate) bands: Option<Bands>,
     /// True if the slice was accepted on condition that its blocks are read only where it has samples.
     pub(crate) uses_partial_reads: bool,
+    /// Order of the axes in the bands, fastest first; `None` for the N5 axis order, and for a slice without bands.
+    pub(crate) axis_order: Option<Arc<[usize]>>,
 }
 
 impl PlannedSlice {
@@ -102,7 +104,7 @@ impl PlannedSlice {
 }
 
 /// Form in which the elements of a slice are sent.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct SliceDelivery<'a> {
     /// Type that the elements are converted to. If it is the dataset's own type, they are sent unchanged.
     pub data_type: &'a DataType,
@@ -115,6 +117,9 @@ pub struct SliceDelivery<'a> {
     pub header_bytes: Option<u64>,
     /// Condition on which a response that can be sent in bands is sent in bands.
     pub streaming: Streaming,
+    /// Order of the axes in bands, fastest first: a permutation of all axes. `None` stands for the N5 axis order, which
+    /// a slice that is sent as a whole always has.
+    pub axis_order: Option<Arc<[usize]>>,
 }
 
 /// Condition on which a response is sent in bands.
@@ -133,7 +138,7 @@ pub enum Streaming {
 impl<'a> SliceDelivery<'a> {
     /// Creates a delivery of elements of `data_type` that are sent as a whole, unencoded.
     pub fn whole(data_type: &'a DataType) -> Self {
-        Self { data_type, encoder_bytes: 0, header_bytes: None, streaming: Streaming::IfLarge }
+        Self { data_type, encoder_bytes: 0, header_bytes: None, streaming: Streaming::IfLarge, axis_order: None }
     }
 
     /// Creates a delivery of elements of `data_type` that are sent in bands, without a header.
@@ -197,7 +202,7 @@ pub enum PlanError {
 }
 
 /// Plans slices of one dataset that are sent in the same form.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct SlicePlanner<'a> {
     /// Container of the dataset.
     pub container: &'a Container,
@@ -260,7 +265,8 @@ impl<'a> SlicePlanner<'a> {
         let attributes = &self.dataset.attributes;
         let stored_width = attributes.data_type().size_bytes().unwrap_or(1);
         let converted_width = self.converted_type().map(|to| to.size_bytes().unwrap_or(1));
-        SliceGeometry::new(region, attributes.grid(), stored_width, converted_width)
+        let axis_order = self.delivery.axis_order.as_ref();
+        SliceGeometry { axis_order, ..SliceGeometry::new(region, attributes.grid(), stored_width, converted_width) }
     }
 
     fn plan_geometry(&self, geometry: SliceGeometry<'_>) -> Result<PlannedSlice, SliceRefusal> {
@@ -324,6 +330,7 @@ impl<'a> SlicePlanner<'a> {
             convert_to: self.converted_type().cloned(),
             bytes,
             counted_header_bytes: self.delivery.counted_header_bytes(),
+            axis_order: self.delivery.axis_order.clone().filter(|_| bands.is_some()),
             bands,
             uses_partial_reads: geometry.uses_partial_reads,
         })
@@ -456,7 +463,7 @@ mod tests {
         let empty = whole.narrow(1, 0, 0);
         let is_streamed = |region: &Region, header_bytes, encoder_bytes, streaming| {
             let data_type = dataset.attributes.data_type();
-            let delivery = SliceDelivery { data_type, encoder_bytes, header_bytes, streaming };
+            let delivery = SliceDelivery { encoder_bytes, header_bytes, streaming, ..SliceDelivery::whole(data_type) };
             let planner = SlicePlanner { container: &container, dataset: &dataset, delivery };
             planner.plan(region).unwrap().is_streamed()
         };

@@ -175,9 +175,10 @@ impl SliceReader<'_> {
     ) -> Result<(Vec<(Vec<u8>, Permit)>, ReadStats), ReadError> {
         let Self { container, options, slice } = *self;
         let grid = slice.dataset.attributes.grid().clone();
-        let axis = slowest_cut_axis(region);
+        let axis = slowest_cut_axis(slice, region);
         let budget = &container.resources.slice_budget;
-        let canvas = Canvas::new(grid, slice.stored_width(), region.clone(), axis, slabs, budget);
+        let canvas = Canvas::new(grid, slice.stored_width(), region.clone(), axis, slabs, budget)
+            .with_axis_order(slice.axis_order.clone());
         let context = Arc::new(GatherContext::new(container, options, slice, canvas));
         Gather { slice, context, retry_time, stats: ReadStats::default() }.run().await
     }
@@ -248,7 +249,7 @@ impl SliceReader<'_> {
     }
 }
 
-/// Cuts `region` into slabs, along the slowest axis that has more than one sample. Each slab gets its part of `permit`.
+/// Cuts `region` into slabs, along the slowest axis of the response that has more than one sample. Each slab gets its part of `permit`.
 /// The first slab also gets `header_permit`.
 pub(super) fn cut_slabs(
     slice: &PlannedSlice,
@@ -256,7 +257,7 @@ pub(super) fn cut_slabs(
     mut permit: Permit,
     mut header_permit: Option<Permit>,
 ) -> Result<Vec<Slab>, ReadError> {
-    let axis = slowest_cut_axis(region);
+    let axis = slowest_cut_axis(slice, region);
     let planes = region.shape()[axis];
     let elements = region.elements().unwrap_or(u64::MAX);
     if elements == 0 {
@@ -278,9 +279,14 @@ pub(super) fn cut_slabs(
     Ok(slabs)
 }
 
-/// Returns the slowest axis that has more than one sample.
-fn slowest_cut_axis(region: &Region) -> usize {
-    region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0)
+/// Returns the slowest axis, in the order in which `slice` is sent, along which `region` has more than one sample.
+fn slowest_cut_axis(slice: &PlannedSlice, region: &Region) -> usize {
+    let is_long = |axis: usize| region.shape().get(axis).is_some_and(|samples| *samples > 1);
+    let axis = match &slice.axis_order {
+        None => (0..region.rank()).rev().find(|axis| is_long(*axis)),
+        Some(axes) => axes.iter().rev().copied().find(|axis| is_long(*axis)),
+    };
+    axis.unwrap_or(0)
 }
 
 #[cfg(test)]

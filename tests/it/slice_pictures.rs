@@ -4,8 +4,12 @@ use std::io::Cursor;
 
 use serde_json::{Value, json};
 
-use crate::support::Client;
+use n5_format::DataType;
+use n5_metadata::default_channel_colour;
+use n5_server::container::Settings;
+
 use crate::support::writer::{N5, all_indices, encode};
+use crate::support::{Client, local, options, settings};
 
 /// Writes a dataset of uint16 in one block, with further attributes.
 fn volume(n5: &N5, path: &str, dimensions: &[u64], further: &Value, value: impl Fn(&[u64]) -> u16) {
@@ -131,7 +135,7 @@ async fn channels_are_added_to_a_colour_image() {
     let client = Client::of(n5.root());
     // Each channel is bright in one column, and has its own automatic window.
     let all = picture(&client, "/slice/a?format=png&select=...,0").await;
-    assert_eq!((all.0, all.1, &all.2[3..]), (3, 2, &[vec![255, 0, 0], vec![0, 255, 0], vec![0, 0, 255]][..]));
+    assert_eq!((all.0, all.1, &all.2[3..]), (3, 2, &[vec![0, 255, 255], vec![255, 0, 255], vec![255, 255, 0]][..]));
     let some = "/slice/a?format=png&select=...,0&channels=2,0&colors=ff8000,blue&window=0,3000;0,2000";
     let reply = client.get(some).await;
     assert_eq!((reply.header("n5-shape"), reply.header("n5-start")), (Some("3,2,3"), Some("0,0,0,0")));
@@ -259,4 +263,63 @@ async fn a_hyperstack_is_in_the_order_of_imagej_whatever_the_order_of_the_axes()
     assert_eq!([0, 1, 2, 6, 7].map(first), [0, 1000, 100, 10, 1010]);
     let text = String::from_utf8_lossy(&bodies[0]);
     assert!(text.contains("images=24\nchannels=2\nslices=3\nframes=4\nhyperstack=true\nmode=composite\n"), "{text}");
+}
+
+#[tokio::test]
+async fn a_stack_whose_pages_are_in_another_order_is_streamed() {
+    let n5 = N5::new();
+    for (path, dimensions, block_size, axes) in [
+        ("zyx", &[40, 60, 100][..], &[16, 16, 16][..], &["z", "y", "x"][..]),
+        ("xyzc", &[50, 40, 30, 4], &[16, 16, 8, 1], &["x", "y", "z", "c"]),
+        ("cxyz", &[3, 50, 40, 40], &[3, 16, 16, 8], &["c", "x", "y", "z"]),
+        ("txyzc", &[5, 30, 20, 20, 4], &[2, 9, 9, 9, 3], &["t", "x", "y", "z", "c"]),
+    ] {
+        for compression in ["raw", "gzip"] {
+            let path = format!("{path}_{compression}");
+            let dataset = n5.dataset(&path, dimensions, block_size, compression);
+            // Some blocks are missing, and some at the edge have padding.
+            dataset.fill(|position| position.iter().sum::<u64>() % 7 != 3, |position| position[0] == 1);
+            let attributes = json!({"dimensions": dimensions, "blockSize": block_size, "dataType": "uint16",
+                "compression": {"type": compression}, "axes": axes});
+            n5.file(&format!("{path}/attributes.json"), attributes.to_string());
+        }
+    }
+    let ample = Client::of(n5.root());
+    let small = Settings { slice_budget: 160 << 10, decode_factor: 1000, ..settings() };
+    let tight = Client::new(local(n5.root()), small, options());
+    for (path, queries) in [
+        ("zyx", &["", "&start=3,5,7", "&step=2,1,3&dtype=float64", "&start=-4,0,-9&stop=50,60,90&outside=zero"][..]),
+        ("xyzc", &["", "&select=:,:,:,1:", "&step=1,2,1,3", "&dtype=float32"]),
+        ("cxyz", &["", "&select=2,:,:,:&dtype=float64", "&start=1,1,1,1"]),
+        ("txyzc", &["", "&select=::2,...", "&select=...,1:3"]),
+    ] {
+        for compression in ["raw", "gzip"] {
+            for query in queries {
+                let path = format!("/slice/{path}_{compression}?format=tiff{query}");
+                let (whole, streamed) = (ample.get(&path).await, tight.get(&path).await);
+                assert_eq!((whole.status.as_u16(), streamed.status.as_u16()), (200, 200), "{path} {:?}", streamed.body);
+                assert!(whole.body == streamed.body, "{path}");
+                assert_eq!(streamed.header("content-length").unwrap(), whole.body.len().to_string());
+                let is_large = streamed.body.len() as u64 > 120 << 10;
+                assert!(whole.header("etag").is_some() && (streamed.header("etag").is_none() || !is_large), "{path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn channels_have_the_colours_of_the_page() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/http/routes/page/colours.js");
+    let script = std::fs::read_to_string(script).unwrap();
+    let list = |name: &str| -> Vec<String> {
+        let (_, rest) = script.split_once(&format!("const {name} = [")).unwrap();
+        rest.split_once(']').unwrap().0.split(", ").map(|text| text.trim_matches('"').to_owned()).collect()
+    };
+    let colours = |count: u64, data_type: DataType| -> Vec<String> {
+        let colour = |index| default_channel_colour(index, count, &data_type);
+        (0..count).map(colour).map(|[red, green, blue]| format!("#{red:02x}{green:02x}{blue:02x}")).collect()
+    };
+    assert_eq!(colours(2, DataType::UInt8), list("TWO"));
+    assert_eq!(colours(3, DataType::UInt8), list("RED_GREEN_BLUE"));
+    assert_eq!(colours(8, DataType::UInt8), list("MANY"));
 }
