@@ -8,6 +8,13 @@ use serde_json::json;
 use super::Numbers;
 use super::server::{Response, Server};
 
+/// Names of axes, of which a model takes as many as it needs.
+const AXES: [&str; 5] = ["x", "y", "c", "z", "t"];
+
+/// Windows of pictures: the values of black and white.
+const WINDOWS: [(f64, f64); 6] =
+    [(0.0, 255.0), (100.0, 1.0), (-1.5, 0.25), (f64::MIN, f64::MAX), (0.0, 5e-324), (-1e18, 1e19)];
+
 /// A data type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Kind {
@@ -148,10 +155,10 @@ pub(crate) fn run(data: &[u8]) {
     let model = Model::new(&mut numbers, rank, kind);
     let server = model.server(encoding);
     for _ in 0..3 {
-        if numbers.byte() & 1 == 0 {
-            boxed(&mut numbers, &model, &server);
-        } else {
-            indexed(&mut numbers, &model, &server);
+        match numbers.byte() {
+            192.. => pictured(&mut numbers, &model, &server),
+            choice if choice & 1 == 0 => boxed(&mut numbers, &model, &server),
+            _ => indexed(&mut numbers, &model, &server),
         }
     }
 }
@@ -174,6 +181,16 @@ impl Model {
         });
         let stored = stored.collect();
         Self { dimensions, blocks, stored, kind, seed }
+    }
+
+    /// Returns the names of the axes, which differ. Half of the models have none.
+    fn axes(&self) -> Option<Vec<&'static str>> {
+        let (first, is_reversed) = (usize::from(self.seed >> 2) % AXES.len(), self.seed & 0x40 > 0);
+        let mut names: Vec<&str> = AXES.iter().cycle().skip(first).take(self.dimensions.len()).copied().collect();
+        if is_reversed {
+            names.reverse();
+        }
+        (self.seed & 0x80 > 0).then_some(names)
     }
 
     /// Returns the bits stored for `index`, which may be in the padding of a block.
@@ -205,8 +222,11 @@ impl Model {
 
     fn server(&self, encoding: BlockEncoding) -> Server {
         let Kind { name, width, .. } = self.kind;
-        let attributes = json!({"dimensions": self.dimensions, "blockSize": self.blocks, "dataType": name,
+        let mut attributes = json!({"dimensions": self.dimensions, "blockSize": self.blocks, "dataType": name,
             "compression": encoding.compression_attribute()});
+        if let Some(axes) = self.axes() {
+            attributes["axes"] = json!(axes);
+        }
         let grid: Vec<u64> = self.dimensions.iter().zip(&self.blocks).map(|(d, b)| d.div_ceil(*b)).collect();
         let mut objects = vec![("v/attributes.json".to_owned(), Bytes::from(attributes.to_string()))];
         for (position, size) in indices(&grid).zip(&self.stored) {
@@ -365,6 +385,125 @@ fn indexed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     assert!(!is_beyond, "{path} has a position that is not there");
     let expected = model.elements(&wanted, model.kind).expect("as it is");
     check(&response, &path, &shape, &expected, false);
+}
+
+/// Requests a plane as a picture, in grey or with the channels in colours, and a region as a stack.
+fn pictured(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
+    let rank = model.dimensions.len();
+    if rank == 0 || model.dimensions.contains(&0) {
+        return;
+    }
+    let axes = model.axes();
+    let place_of = |name: &str| axes.as_ref().and_then(|axes| axes.iter().position(|axis| *axis == name));
+    let channel_axis = place_of("c");
+    let shown = [numbers.below(rank), numbers.below(rank)];
+    let mut origin: Vec<i64> = model.dimensions.iter().map(|size| numbers.below(*size as usize) as i64).collect();
+    let is_whole = |axis: usize| shown.contains(&axis) || Some(axis) == channel_axis;
+    let items: Vec<String> = (0..rank)
+        .map(|axis| if is_whole(axis) { ":".to_owned() } else { format!("{0}:{1}", origin[axis], origin[axis] + 1) })
+        .collect();
+    (0..rank).filter(|axis| is_whole(*axis)).for_each(|axis| origin[axis] = 0);
+    let region = format!("/slice/v?select={}", items.join(","));
+    let shape: Vec<u64> = (0..rank).map(|axis| if is_whole(axis) { model.dimensions[axis] } else { 1 }).collect();
+    let long_axes: Vec<usize> = (0..rank).filter(|axis| shape[*axis] > 1 && Some(*axis) != channel_axis).collect();
+
+    // A dataset is the only level of itself.
+    let (direct, level) =
+        (server.get(&region), server.get(&format!("{region}&level=auto&pixels={}", 1 + numbers.below(200))));
+    assert!(direct.status == StatusCode::OK && level.status == StatusCode::OK, "{region} {direct:?} {level:?}");
+    assert_eq!(direct.body, level.body, "{region}");
+    stacked(model, server, &region, (&origin, &shape));
+
+    let value = |pixel: &[u64], channel: Option<u64>| {
+        let mut index = origin.clone();
+        long_axes.iter().zip(pixel).for_each(|(axis, at)| index[*axis] = *at as i64);
+        if let (Some(axis), Some(channel)) = (channel_axis, channel) {
+            index[axis] = channel as i64;
+        }
+        match model.kind.number(model.value(&index)) {
+            Number::Integer(number) => number as f64,
+            Number::Float(number) => number,
+        }
+    };
+    let size = [0, 1].map(|n| long_axes.get(n).map_or(1, |axis| shape[*axis]));
+    let pixels = indices(&size);
+    if let Some(axis) = channel_axis {
+        let count = shape[axis];
+        let mut channels: Vec<(u64, [u8; 3], (f64, f64))> = Vec::new();
+        for _ in 0..=numbers.below(8) {
+            let channel = numbers.below(count as usize) as u64;
+            let colour = [numbers.byte(), numbers.byte(), numbers.byte()];
+            if channels.iter().all(|(other, ..)| *other != channel) {
+                channels.push((channel, colour, numbers.of(&WINDOWS)));
+            }
+        }
+        let list = |text: &dyn Fn(&(u64, [u8; 3], (f64, f64))) -> String, between: &str| {
+            channels.iter().map(text).collect::<Vec<_>>().join(between)
+        };
+        let path = format!(
+            "{region}&format=png&channels={}&colors={}&window={}",
+            list(&|(channel, ..)| channel.to_string(), ","),
+            list(&|(_, [red, green, blue], _)| format!("{red:02x}{green:02x}{blue:02x}"), ","),
+            list(&|(_, _, (low, high))| format!("{low:e},{high:e}"), ";"),
+        );
+        let expected = pixels.flat_map(|pixel| {
+            [0, 1, 2].map(|part| {
+                let sums = channels.iter().map(|(channel, colour, window)| {
+                    u32::from(grey(value(&pixel, Some(*channel)), *window)) * u32::from(colour[part])
+                });
+                u8::try_from((sums.sum::<u32>() + 127) / 255).unwrap_or(u8::MAX)
+            })
+        });
+        check_picture(&server.get(&path), &path, size, &expected.collect::<Vec<_>>());
+        let automatic = format!("{region}&format=png&channels={}&window=auto", channels[0].0);
+        assert_eq!(server.get(&automatic).status, StatusCode::OK, "{automatic}");
+        return;
+    }
+    let window = numbers.of(&WINDOWS);
+    let path = format!("{region}&format=png&window={:e},{:e}", window.0, window.1);
+    let expected: Vec<u8> = pixels.map(|pixel| grey(value(&pixel, None), window)).collect();
+    check_picture(&server.get(&path), &path, size, &expected);
+    let automatic = format!("{region}&format=jpeg&quality=50&window=auto");
+    assert_eq!(server.get(&automatic).status, StatusCode::OK, "{automatic}");
+}
+
+/// Requests a region as a stack. If both axes of a page are named, its elements must be in the order of ImageJ.
+fn stacked(model: &Model, server: &Server, region: &str, (origin, shape): (&[i64], &[u64])) {
+    let path = format!("{region}&format=tiff");
+    let response = server.get(&path);
+    let names = model.axes().unwrap_or_default();
+    let place_of = |name: &&str| names.iter().position(|axis| axis == name).filter(|axis| shape[*axis] > 1);
+    let order: Vec<usize> = ["x", "y", "c", "z", "t"].iter().filter_map(place_of).collect();
+    assert_eq!(response.status, StatusCode::OK, "{path} {response:?}");
+    if order.len() < 2 || names[order[0]] != "x" || names[order[1]] != "y" {
+        return;
+    }
+    let sizes: Vec<u64> = order.iter().map(|axis| shape[*axis]).collect();
+    let expected: Vec<u8> = indices(&sizes)
+        .flat_map(|at| {
+            let mut index = origin.to_vec();
+            order.iter().zip(&at).for_each(|(axis, at)| index[*axis] += *at as i64);
+            model.kind.bytes(model.value(&index))
+        })
+        .collect();
+    assert!(response.body.ends_with(&expected), "{path} ends in {:?} in place of {expected:?}", response.body);
+}
+
+/// Returns the grey value of an element: 0 at the first value of the window, 255 at the second.
+fn grey(value: f64, (low, high): (f64, f64)) -> u8 {
+    // Half of the numbers, because the difference of two numbers may exceed the range of `f64`.
+    let is_wide = (high - low).is_infinite();
+    let [value, low, high] = [value, low, high].map(|number| if is_wide { number / 2.0 } else { number });
+    ((value - low) / (high - low) * 255.0).round().clamp(0.0, 255.0) as u8
+}
+
+fn check_picture(response: &Response, path: &str, size: [u64; 2], expected: &[u8]) {
+    assert_eq!(response.status, StatusCode::OK, "{path}: {response:?}");
+    let mut reader = png::Decoder::new(std::io::Cursor::new(&response.body)).read_info().expect("a PNG");
+    let mut pixels = vec![0; reader.output_buffer_size().expect("a small picture")];
+    let info = reader.next_frame(&mut pixels).expect("pixels");
+    assert_eq!([u64::from(info.width), u64::from(info.height)], size, "{path}");
+    assert!(pixels == expected, "{path} shows {pixels:?} in place of {expected:?}");
 }
 
 fn check(response: &Response, path: &str, shape: &[u64], expected: &[u8], c_order: bool) {
