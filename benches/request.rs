@@ -115,6 +115,7 @@ fn server(recheck: RevalidationPolicy) -> (Router, Container) {
     let revalidate = HeaderValue::from_static("no-cache");
     let mount = Mount {
         name: String::new(),
+        title: String::new(),
         container: container.clone(),
         found_cache_control: revalidate.clone(),
         missing_cache_control: revalidate,

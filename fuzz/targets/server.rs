@@ -110,6 +110,7 @@ impl Server {
     fn over(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
         let mount = Mount {
             name: String::new(),
+            title: String::new(),
             container: Container::new(store, Arc::clone(&resources)),
             found_cache_control: HeaderValue::from_static("no-cache"),
             missing_cache_control: HeaderValue::from_static("no-cache"),
@@ -122,6 +123,7 @@ impl Server {
     pub(crate) fn guarded<'a>(mounts: impl IntoIterator<Item = (&'a str, Container)>, control: AccessControl) -> Self {
         let mount = |(name, container): (&str, Container)| Mount {
             name: name.to_owned(),
+            title: String::new(),
             container,
             found_cache_control: HeaderValue::from_static("public, max-age=31536000, immutable"),
             missing_cache_control: HeaderValue::from_static("public, max-age=60"),

@@ -16,7 +16,7 @@ pub use load::{ConfigFile, ConfigSources};
 pub use memory_bounds::{
     MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER, SEND_QUEUES_BYTES, SHARED_DISK_THREADS,
 };
-pub use roots::parse_root;
+pub use roots::{parse_root, short_name};
 pub use sections::{
     AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerConfig, ContainerDefaults,
     CorsConfig, DEFAULTS, DefaultAccess, EntityTagSource, EvictionPolicy, JwtConfig, LimitsConfig, LogConfig,

@@ -41,8 +41,13 @@ fn candidate_names(name: &str, path: &Path) -> (String, String) {
     if !name.is_empty() {
         return (name.to_owned(), name.to_owned());
     }
+    (short_name(path), directory_name(path))
+}
+
+/// Returns the name of a container's directory without `.n5`; empty if it has none or the name is not UTF-8.
+pub fn short_name(path: &Path) -> String {
     let full = directory_name(path);
-    (full.strip_suffix(".n5").unwrap_or(&full).to_owned(), full)
+    full.strip_suffix(".n5").map_or_else(|| full.clone(), str::to_owned)
 }
 
 /// Returns the name of a directory; empty if it has none or the name is not UTF-8.

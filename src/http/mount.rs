@@ -17,6 +17,8 @@ use crate::store::Key;
 pub struct Mount {
     /// First path segment; empty for a single container that is served at the root.
     pub name: String,
+    /// Name that people know the container by: that of its directory, without `.n5`; empty if there is none.
+    pub title: String,
     /// The container.
     pub container: Container,
     /// `Cache-Control` of responses for objects that exist.

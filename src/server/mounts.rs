@@ -12,7 +12,7 @@ use axum::http::HeaderValue;
 use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
-use crate::config::{CacheControl, Config, ContainerConfig};
+use crate::config::{CacheControl, Config, ContainerConfig, short_name};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
@@ -75,7 +75,8 @@ impl MountedContainer {
             // A container that remains keeps its store, because the store tracks the state of the storage.
             *store = mounted.clone();
         }
-        let mount = mount(&config.name, container, config.cache_control);
+        let mut mount = mount(&config.name, container, config.cache_control);
+        mount.title = short_name(&config.root);
         Self { mount, config: config.clone(), location, open_lock }
     }
 
@@ -314,7 +315,7 @@ fn describe(container: &ContainerConfig) -> String {
     if container.name.is_empty() { root.to_string() } else { format!("container {:?} at {root}", container.name) }
 }
 
-/// Returns a mount of `container` at `name`, with the `Cache-Control` values of its responses.
+/// Returns a mount of `container` at `name`, without a title, with the `Cache-Control` values of its responses.
 pub(crate) fn mount(name: &str, container: Container, policy: CacheControl) -> Mount {
     let (found, missing) = match policy {
         CacheControl::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
@@ -328,6 +329,7 @@ pub(crate) fn mount(name: &str, container: Container, policy: CacheControl) -> M
     let header = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("no-cache"));
     Mount {
         name: name.to_owned(),
+        title: String::new(),
         container,
         found_cache_control: header(&found),
         missing_cache_control: header(&missing),

@@ -118,6 +118,23 @@ fn help_has_colours_only_on_a_terminal_without_no_color() {
 }
 
 #[test]
+fn a_single_container_has_the_name_of_its_directory() {
+    let directory = TempDir::new().unwrap();
+    let root = directory.path().join("jrc_mouse-1.n5");
+    fs::create_dir_all(root.join("em")).unwrap();
+    fs::write(root.join("em/attributes.json"), "{}").unwrap();
+    let program = Program::serving(&root, &[]);
+    let name_at = |program: &Program, path: &str| {
+        let body: serde_json::Value = serde_json::from_str(&program.get(path).body).unwrap();
+        body["name"].clone()
+    };
+    assert_eq!(name_at(&program, "/info/"), "jrc_mouse-1");
+    assert_eq!(name_at(&program, "/info/em"), "em");
+    // The demo has no directory.
+    assert_eq!(name_at(&Program::start(""), "/info/"), serde_json::Value::Null);
+}
+
+#[test]
 fn containers_of_the_command_line_keep_their_names_after_a_reload() {
     let directory = TempDir::new().unwrap();
     let roots = ["em.n5", "seg.n5"].map(|name| directory.path().join(name));

@@ -46,7 +46,10 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let cache_control = mount.missing_cache_control.clone();
     let is_mount = key.is_root() && !mount.name.is_empty();
     let is_container = is_mount || view::is_container_root(&key, &loaded.node);
-    let directory = DescribedDirectory { path: mount.path_of(&key), loaded, zarr, is_container };
+    let path = mount.path_of(&key);
+    let name = path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(&mount.title);
+    let name = Some(name.to_owned()).filter(|name| !name.is_empty());
+    let directory = DescribedDirectory { path, name, loaded, zarr, is_container };
     document(context, directory, (attributes, tensorstore_attributes), cache_control)
 }
 
@@ -55,6 +58,8 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
 struct DescribedDirectory {
     /// Path from the server's root.
     path: String,
+    /// Last name of the path; for a single container, the name of its directory without `.n5`.
+    name: Option<String>,
     loaded: LoadedNode,
     /// Format of the Zarr store to which the directory belongs.
     zarr: Option<ZarrFormat>,
@@ -86,6 +91,7 @@ fn document(
     };
     members.insert("volume".to_owned(), json!(n5_metadata::volume_kind(&node, path)));
     members.insert("path".to_owned(), json!(path));
+    members.insert("name".to_owned(), json!(directory.name));
     members.insert("store".to_owned(), json!(directory.zarr.map(ZarrFormat::name)));
     members.insert("container".to_owned(), json!(directory.is_container));
     members.insert("urls".to_owned(), urls);

@@ -170,6 +170,7 @@ impl Client {
         let container = Container::new(store, Arc::clone(&resources));
         let mount = Mount {
             name: String::new(),
+            title: String::new(),
             container: container.clone(),
             found_cache_control: HeaderValue::from_static("no-cache"),
             missing_cache_control: HeaderValue::from_static("no-cache"),
@@ -183,6 +184,7 @@ impl Client {
         let resources = Resources::new(settings);
         let mount = |(name, store): (&str, _)| Mount {
             name: name.to_owned(),
+            title: String::new(),
             container: Container::new(store, Arc::clone(&resources)),
             found_cache_control: HeaderValue::from_static("no-cache"),
             missing_cache_control: HeaderValue::from_static("no-cache"),
@@ -265,6 +267,7 @@ pub fn guarded(em: &writer::N5, seg: &writer::N5, rules: &[&str]) -> Arc<App> {
     let resources = Resources::new(settings());
     let mount = |name: &str, n5: &writer::N5| Mount {
         name: name.to_owned(),
+        title: String::new(),
         container: Container::new(local(n5.root()), Arc::clone(&resources)),
         found_cache_control: HeaderValue::from_static("no-cache"),
         missing_cache_control: HeaderValue::from_static("no-cache"),

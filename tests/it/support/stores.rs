@@ -111,6 +111,7 @@ pub fn immutable(store: Arc<dyn Store>, settings: Settings) -> Client {
     let container = Container::new(store, Arc::clone(&resources));
     let mount = Mount {
         name: String::new(),
+        title: String::new(),
         container: container.clone(),
         found_cache_control: HeaderValue::from_static("immutable"),
         missing_cache_control: HeaderValue::from_static("max-age=60"),
