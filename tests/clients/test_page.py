@@ -37,6 +37,49 @@ def test_the_page_contacts_no_other_host_and_logs_no_error(browser, demo, path):
         assert len(visit.requests) < 80
 
 
+def loaded_bytes(visit):
+    """Return the size of the scripts and styles of a page, as the server sends them without compression."""
+    names = {url.split("/viewer/page/")[1] for url in visit.requests if "/viewer/page/" in url}
+    answers = [visit.server.get(f"{visit.server.base_path}/viewer/page/{name}") for name in names]
+    assert all(answer.status == 200 for answer in answers)
+    return sum(len(answer.body) for answer in answers)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_loads_less_than_200_kb_of_scripts_and_styles(browser, demo, path):
+    with Visit(browser, demo, path) as visit:
+        assert 40_000 < loaded_bytes(visit) < 200_000
+
+
+def test_an_image_with_channels_time_and_labels_loads_less_than_200_kb_of_scripts_and_styles(browser, tmp_path):
+    values = support.counting(24, 20, 6, 3, 4)
+    support.write_dataset(tmp_path / "image", values, (24, 20, 3, 1, 1), "gzip", axes=["x", "y", "z", "c", "t"])
+    labels = support.counting(24, 20, 6, dtype="uint64")
+    support.write_dataset(tmp_path / "labels", labels, (24, 20, 3), "gzip", axes=["x", "y", "z"])
+    with support.Server(tmp_path) as server, Visit(browser, server, "image/") as visit:
+        assert visit.page.locator(".player").count() == 1
+        expect(visit.page.locator(".overlay option")).to_have_count(2, timeout=30_000)
+        assert 40_000 < loaded_bytes(visit) < 200_000
+
+
+@pytest.mark.parametrize("path", ["", "volume/", "compressions/"])
+@pytest.mark.parametrize("slow", ["", "/thumbnail/", "/info/"])
+def test_nothing_moves_once_the_list_is_visible(browser, demo, path, slow):
+    with Visit(browser, demo, "photo/") as visit:
+        visit.context.add_init_script("""
+            window.moved = [];
+            new PerformanceObserver((list) => window.moved.push(...list.getEntries().filter(({hadRecentInput}) => !hadRecentInput)))
+              .observe({ type: "layout-shift", buffered: true });
+        """)
+        if slow:
+            visit.page.route(re.compile(slow), lambda route: (visit.page.wait_for_timeout(40), route.continue_()))
+        visit.go(path)
+        expect(visit.page.locator("#entries img")).not_to_have_count(0, timeout=30_000)
+        visit.page.wait_for_timeout(300)
+        moved = visit.page.evaluate("moved.map(({value, sources}) => [value, sources.map(({node}) => (node?.outerHTML ?? '').slice(0, 100))])")
+        assert not moved, moved
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
 def test_text_has_contrast_and_axe_finds_no_violations(browser, demo, path, scheme):
@@ -73,7 +116,7 @@ def test_without_script_the_listing_works(browser, demo):
 def test_entries_describe_their_content(browser, demo):
     with Visit(browser, demo, "volume/") as visit:
         # An entry's picture appears after its text.
-        expect(visit.page.locator("#entries canvas")).to_have_count(3, timeout=30_000)
+        expect(visit.page.locator("#entries img")).to_have_count(3, timeout=30_000)
         texts = visit.page.locator("#entries li").all_inner_texts()
         descriptions = {text.split("/")[0].strip(): re.sub(r"\s+", " ", text) for text in texts}
         assert "dataset 96 × 96 × 40 float32 bzip2 1.4 MiB" in descriptions["distance"]
@@ -141,7 +184,7 @@ def test_everything_can_be_done_with_the_keyboard(browser, demo):
 
 def test_three_clicks_lead_from_the_root_to_both_volumes_in_neuroglancer(browser, demo):
     with Visit(browser, demo) as visit:
-        visit.page.click("text=volume/")
+        visit.page.click("#entries a:text-is('volume/')")
         visit.page.wait_for_url("**/volume/")
         assert visit.without_stats or not any("/stats/" in url for url in visit.requests), "statistics were requested before the link was used"
         assert len(state_of(visit.page.get_attribute("a.primary", "href"))["layers"]) == 3, "the link works immediately"

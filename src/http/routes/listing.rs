@@ -510,9 +510,7 @@ impl ListingPage {
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
              <title>Index of {title}</title>\n\
-             <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n<link href=\"{assets_url}preview.css\" rel=\"stylesheet\">\n\
-             <link href=\"{assets_url}display.css\" rel=\"stylesheet\">\n\
-             <link href=\"{assets_url}download.css\" rel=\"stylesheet\">\n\
+             <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n\
              <link href=\"{assets_url}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{assets_url}page.js\"></script>\n\
              </head>\n<body>\n<main data-path=\"{path}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{heading}</h1>\n<ul id=\"entries\">\n"
         )

@@ -40,6 +40,8 @@ macro_rules! assets {
 /// Name and text of every file of `src/http/routes/page/`.
 const ASSETS: &[(&str, &str)] = assets![
     "about.js",
+    "actions.js",
+    "attribute_texts.js",
     "box_drawing.js",
     "channel_controls.js",
     "channels.js",
@@ -54,10 +56,14 @@ const ASSETS: &[(&str, &str)] = assets![
     "download_request.js",
     "entries.js",
     "entry_facts.js",
+    "entry_order.js",
     "finding.js",
     "gallery.js",
     "gestures.js",
+    "group_page.js",
+    "header.js",
     "icon.svg",
+    "metadata.js",
     "navigation.js",
     "neuroglancer_link.js",
     "neuroglancer_state.js",
@@ -82,16 +88,18 @@ const ASSETS: &[(&str, &str)] = assets![
     "tile_plan.js",
     "tiles.js",
     "time_player.js",
+    "together.js",
     "tree.js",
     "value_statistics.js",
     "view_state.js",
     "viewport.js",
     "volume.js",
+    "volume_page.js",
 ];
 
 /// Name and text of every asset as it is sent.
 static SENT: LazyLock<Vec<(&str, String)>> =
-    LazyLock::new(|| ASSETS.iter().map(|(name, text)| (*name, compact(text))).collect());
+    LazyLock::new(|| ASSETS.iter().map(|(name, text)| (*name, compact(name, text))).collect());
 
 /// Returns the text of the asset of this name.
 fn find_asset(name: &str) -> Option<&'static str> {
@@ -99,8 +107,9 @@ fn find_asset(name: &str) -> Option<&'static str> {
 }
 
 /// Returns a script or style without indentation and without the lines that are comments, a fifth of the text. The lines
-/// of a template literal are kept as they are.
-fn compact(text: &str) -> String {
+/// of a template literal are kept as they are. The lines of a style also lose spaces that have no meaning.
+fn compact(name: &str, text: &str) -> String {
+    let is_style = name.ends_with(".css");
     let mut compacted = String::with_capacity(text.len());
     let mut is_comment = false;
     let mut is_literal = false;
@@ -116,11 +125,22 @@ fn compact(text: &str) -> String {
                 continue;
             }
         }
-        compacted.push_str(if is_literal { line } else { trimmed });
+        if is_style && !line.contains('"') {
+            compacted.push_str(&without_spaces(trimmed));
+        } else {
+            compacted.push_str(if is_literal { line } else { trimmed });
+        }
         compacted.push('\n');
         is_literal ^= backticks(line) % 2 == 1;
     }
     compacted
+}
+
+/// Returns a line of a style, which has no string, without the spaces beside braces and after punctuation.
+fn without_spaces(line: &str) -> String {
+    [(" {", "{"), ("{ ", "{"), (" }", "}"), ("; ", ";"), (": ", ":"), (", ", ",")]
+        .iter()
+        .fold(line.to_owned(), |line, (spaced, plain)| line.replace(spaced, plain))
 }
 
 /// Returns the number of backticks of a line that are not escaped.
@@ -164,10 +184,15 @@ fn asset_response(request: &Parts, name: &str, text: &'static str) -> HandlerRes
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use axum::http::header::ETAG;
     use axum::http::{Request, StatusCode};
 
     use super::*;
+
+    /// Maximum size of all files as they are sent, in bytes. No page loads all of them.
+    const MAX_SENT: usize = 244_000;
 
     #[test]
     fn every_file_of_the_folder_is_an_asset() {
@@ -181,24 +206,65 @@ mod tests {
     #[test]
     fn comments_and_indentation_are_not_sent_but_template_literals_are() {
         let text = "// one\n\n/** two\n * three */\nfoo(`a\\`\n  // kept\n\n`);\n  bar(`x${`y`}`); // kept\n/* four */\n    * 5;\n";
-        assert_eq!(compact(text), "foo(`a\\`\n  // kept\n\n`);\nbar(`x${`y`}`); // kept\n* 5;\n");
+        assert_eq!(compact("a.js", text), "foo(`a\\`\n  // kept\n\n`);\nbar(`x${`y`}`); // kept\n* 5;\n");
         for (name, text) in ASSETS {
-            let code = compact(text);
+            let code = compact(name, text);
             assert_eq!(backticks(&code) % 2, 0, "{name} ends within a template literal");
             assert!(!code.contains("/**") && code.len() <= text.len(), "{name}");
         }
     }
 
+    /// Returns the files that a script imports, by `marker`: ` from "./` or `import("./`.
+    fn imports<'a>(script: &'a str, marker: &str) -> Vec<&'a str> {
+        let text = ASSETS.iter().find(|(name, _)| *name == script).unwrap().1;
+        let names =
+            text.match_indices(marker).map(|(offset, _)| text[offset + marker.len()..].split('"').next().unwrap());
+        names.collect()
+    }
+
+    /// Returns a script and all scripts that it imports, directly or not, before it runs.
+    fn with_imports(script: &'static str) -> BTreeSet<&'static str> {
+        let mut found = BTreeSet::from([script]);
+        let mut new = vec![script];
+        while let Some(script) = new.pop() {
+            new.extend(imports(script, " from \"./").into_iter().filter(|name| found.insert(*name)));
+        }
+        found
+    }
+
+    #[test]
+    fn styles_lose_only_spaces_without_meaning() {
+        let style = "/* one */\n@media (max-width: 34rem) {\n  a :hover, b > c { top: calc(100% - 2px); margin: 0 1px; }\n  d::before { content: \"{ }; x: y\"; }\n}\n";
+        let sent = "@media (max-width:34rem){\na :hover,b > c{top:calc(100% - 2px);margin:0 1px;}\nd::before { content: \"{ }; x: y\"; }\n}\n";
+        assert_eq!(compact("a.css", style), sent);
+    }
+
     #[test]
     fn scripts_import_only_existing_files() {
-        for (asset, text) in ASSETS {
-            for (_, rest) in
-                text.match_indices(" from \"./").map(|(offset, pattern)| (offset, &text[offset + pattern.len()..]))
-            {
-                let name = rest.split('"').next().unwrap();
-                assert!(find_asset(name).is_some(), "{asset} imports {name}");
+        for (asset, _) in ASSETS {
+            for marker in [" from \"./", "import(\"./"] {
+                for name in imports(asset, marker) {
+                    assert!(find_asset(name).is_some(), "{asset} imports {name}");
+                }
             }
         }
+    }
+
+    #[test]
+    fn the_scripts_that_show_a_volume_are_fetched_together() {
+        let (_, text) = ASSETS.iter().find(|(name, _)| *name == "page.js").unwrap();
+        let (_, list) = text.split_once("const VOLUME_SCRIPTS = [").unwrap();
+        let (list, _) = list.split_once(']').unwrap();
+        let listed: Vec<String> = list.split('"').skip(1).step_by(2).map(|name| format!("{name}.js")).collect();
+        let base = with_imports("page.js");
+        let volume = with_imports("volume_page.js");
+        assert_eq!(listed, volume.difference(&base).copied().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn all_files_together_stay_small() {
+        let sent: usize = SENT.iter().map(|(_, text)| text.len()).sum();
+        assert!(sent < MAX_SENT, "{sent} bytes");
     }
 
     #[test]

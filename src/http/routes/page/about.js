@@ -1,21 +1,7 @@
 // The description of a group in its attributes: title, description, people, licence and citation.
 
+import { firstText as first, textOf } from "./attribute_texts.js";
 import { h } from "./dom.js";
-
-/** Maximum number of characters of a text that is shown. */
-const MAX_TEXT = 4000;
-
-function textOf(value) {
-  if (typeof value === "number") return String(value);
-  if (typeof value !== "string" || value.trim() === "") return null;
-  return value.length > MAX_TEXT ? `${value.slice(0, MAX_TEXT)} …` : value.trim();
-}
-
-/** Returns the first text among these attributes. */
-function first(attributes, names) {
-  const key = Object.keys(attributes).find((own) => names.includes(own.toLowerCase()) && textOf(attributes[own]));
-  return key === undefined ? null : textOf(attributes[key]);
-}
 
 /** Returns an address if the text is a web address or a DOI; null otherwise. */
 function addressOf(text) {
@@ -70,18 +56,13 @@ function any(attributes, names) {
   return key === undefined ? null : attributes[key];
 }
 
-/** Returns the title of a group; null if its attributes have none. */
-export function titleOf(attributes) {
-  return first(attributes, ["title"]) ?? first(attributes, ["name"]);
-}
-
 /** Builds a card with what the attributes say about a group; null if they say nothing. */
 export function about(attributes) {
   const rows = [];
   const add = (label, content) => content?.length && rows.push(h("div", {}, h("dt", { text: label }), h("dd", {}, content)));
   const description = first(attributes, ["description", "abstract", "summary"]);
   const contributors = people(any(attributes, ["contributors", "authors", "author", "creators", "creator"]));
-  add("Contributors", contributors.join(", "));
+  add("Contributors", textOf(contributors.join(", ")));
   add("Licence", licence(any(attributes, ["license", "licence", "licenses", "rights"])));
   const citation = first(attributes, ["citation", "cite", "how_to_cite"]);
   if (citation) add("Citation", linked(citation));

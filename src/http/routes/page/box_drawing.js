@@ -12,7 +12,8 @@ const copied = (box) => box.map((range) => [...range]);
 
 export class BoxDrawing {
   constructor(preview) {
-    Object.assign(this, { preview, box: null, press: null, isPinch: false });
+    // `done` is null unless the reader is drawing.
+    Object.assign(this, { preview, box: null, done: null, press: null, isPinch: false });
     this.text = h("output");
     this.use = h("button", { type: "button", class: "primary", text: "Use this box", on: { click: () => this.end(this.box) } });
     const cancel = h("button", { type: "button", class: "second", text: "Cancel", on: { click: () => this.end(null) } });

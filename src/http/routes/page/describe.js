@@ -75,20 +75,3 @@ export function compression(info) {
   if (type === "gzip" && useZlib === true) return "zlib";
   return type === "blosc" && cname ? `blosc (${cname})` : type ?? "unknown";
 }
-
-/**
- * Summarizes an entry: its kind, the name in its attributes, and further facts. `finest` is the `/info` of a pyramid's
- * finest level.
- */
-export function summary(info, finest = null) {
-  const text = (key) => (typeof info.attributes?.[key] === "string" ? info.attributes[key] : null);
-  const dataset = info.kind === "dataset" ? info : finest;
-  const detail = [];
-  if (dataset?.dimensions) {
-    const size = dataset.size_bytes === null ? null : bytes(dataset.size_bytes);
-    detail.push(shape(dataset.dimensions), dataset.data_type, compression(dataset), size);
-  }
-  const levels = info.multiscale?.levels.length;
-  if (levels) detail.push(`${levels} ${levels === 1 ? "level" : "levels"}`, voxel(info.resolution, info.units));
-  return { kind: info.kind, name: text("name") ?? (info.kind === "group" ? text("title") : null), detail };
-}

@@ -10,7 +10,6 @@ import { Overlay } from "./overlay.js";
 import { drawLayers } from "./pixels.js";
 import { commonAreas, damagedIn, elementsOf, isInside, partOf } from "./planes.js";
 import { statsOf } from "./server.js";
-import { stackPart } from "./stack.js";
 import { TimePlayer, timeAxis } from "./time_player.js";
 import { distributionOf, limitsOf, measureData, remarks } from "./value_statistics.js";
 import { kindOf } from "./volume.js";
@@ -282,7 +281,7 @@ export class Display {
     const { volume } = this;
     if (volume.stack) {
       const of = volume.channel < 0 ? [0] : this.mixes ? this.indexes() : [position[volume.channel]];
-      return of.map((index) => ({ path: level.path, channels: null, make: stackPart(volume, level, index, position), optional: true }));
+      return of.map((index) => ({ path: level.path, channels: null, make: volume.stack.partOf(volume, level, index, position), optional: true }));
     }
     if (!this.mixes) return [{ path: level.path, channels: null }];
     const count = this.channels.length;

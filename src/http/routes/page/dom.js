@@ -26,6 +26,31 @@ export function once(f) {
   };
 }
 
+/** Returns a function that calls `f` soon, once for many calls. */
+export function later(f, delay = 150) {
+  let timer = null;
+  return () => {
+    timer ??= setTimeout(() => {
+      timer = null;
+      f();
+    }, delay);
+  };
+}
+
+/**
+ * Makes `elements` the children of a list. An element that stays is not taken out of the page, because a press on it
+ * would then be no click.
+ */
+export function arrange(list, elements) {
+  const kept = new Set(elements);
+  for (const child of [...list.children]) if (!kept.has(child)) child.remove();
+  let at = list.firstElementChild;
+  for (const element of elements) {
+    if (element === at) at = at.nextElementSibling;
+    else list.insertBefore(element, at);
+  }
+}
+
 /** Copies a text to the clipboard. Resolves to false if the browser does not allow it. */
 async function copy(text) {
   try {

@@ -113,6 +113,11 @@ export class Download {
 
   /** Opens the dialog for what the page shows now or, if another region was chosen, for that. */
   open() {
+    if (this.drawing?.done) {
+      // `draw` opens the dialog then.
+      this.drawing.end(null);
+      return;
+    }
     this.dialog.showModal();
     this.setMode(this.mode);
     this.modes.querySelector("input:checked").focus();
@@ -140,7 +145,8 @@ export class Download {
     const windowOf = ({ window: { value: [low, high] } }) => [low, Number(low) === Number(high) ? Number(low) + 1 : high].join();
     const [from, to] = channel < 0 ? [0, 1] : this.box[channel];
     const inside = display.channels.filter(({ index }) => index >= from && index < to);
-    if (mixed === null) return { look: `&window=${windowOf(inside[0])}`, mixed };
+    // The many channels of a spectrum share one window.
+    if (mixed === null) return { look: `&window=${windowOf(inside[0] ?? display.channels[0])}`, mixed };
     const shown = inside.filter(({ visible }) => visible);
     if (!shown.length) return { look: "", mixed, reason: "The page shows none of these channels." };
     const list = (f, separator) => shown.map(f).join(separator);

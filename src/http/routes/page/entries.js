@@ -1,23 +1,24 @@
 // The listing of a directory: details and pictures of its entries, their order, and a search.
 
-import { choice, h } from "./dom.js";
-import { describeEntry, factsOf, searchText } from "./entry_facts.js";
-import { Finding, natural, wordsOf } from "./finding.js";
-import { infoOf, join, path, token, withToken } from "./server.js";
+import { arrange, choice, h, later } from "./dom.js";
+import { describeEntry, searchText, wordsOf } from "./entry_facts.js";
+import { orderNames, sorted } from "./entry_order.js";
+import { join, path, token, withToken } from "./server.js";
 import { Subtree, firstVolume, isDrawable, nameOf } from "./subtree.js";
 import { thumbnail } from "./thumbnail.js";
-import { tree } from "./tree.js";
 
-/** Maximum number of concurrent requests for pictures. */
+/** Maximum number of concurrent requests for the first volumes of groups. */
 const AT_ONCE = 4;
 /** Number of rows that are added to the page at once. */
 const CHUNK = 200;
+/** Length of the longer side of a picture, in device pixels. */
+const PICTURE_SIZE = 112;
 
-let items = [];
+/** Returns what the history keeps about the list of this page, so that going back restores it. */
+const kept = () => history.state?.list ?? {};
 
-/** Returns the names of the directories in the listing. */
-export function directories() {
-  return items.filter((item) => item.name !== null).map((item) => item.name);
+function keep(changes) {
+  history.replaceState({ ...history.state, list: { ...kept(), ...changes } }, "");
 }
 
 function toItem(element) {
@@ -45,21 +46,10 @@ function describe(item) {
   item.detail?.replaceChildren(...describeEntry(item.entry));
 }
 
-/** Returns the description of an item in the form of an entry of `/info?recursive=1`, from its `/info`. */
-async function entryOf(item) {
-  const info = await infoOf(join(path, item.name));
-  const finest = info.kind === "multiscale" ? await infoOf(join(info.path, info.multiscale.levels[0].path)).catch(() => null) : info;
-  const name = info.attributes.name ?? (info.kind === "group" ? info.attributes.title : null);
-  return {
-    ...finest, ...info, title: typeof name === "string" ? name : null, levels: info.multiscale?.levels.length,
-    dimensions: finest?.dimensions ?? undefined, data_type: finest?.data_type, compression: finest?.compression,
-    size_bytes: finest?.size_bytes ?? undefined,
-  };
-}
-
 /** Loads the descriptions of all items, page by page and only as far as they are needed. */
 class Details {
-  constructor(after) {
+  constructor(items, after) {
+    this.items = items;
     this.subtree = new Subtree(path, { depth: 1, levels: true, after: after === null ? null : join(path, after) });
     this.byName = new Map(items.filter((item) => item.name !== null).map((item) => [item.name, item]));
     this.count = 0;
@@ -79,16 +69,14 @@ class Details {
     this.changed();
   }
 
-  /** Loads the description of one item. */
+  /** Loads the description of one item. A directory that only a view has, such as one of chunks, has none. */
   async of(item) {
     while (!item.entry && !this.subtree.done) await this.more();
-    if (item.entry) return;
-    item.entry = await entryOf(item);
-    describe(item);
+    return item.entry;
   }
 
   async all() {
-    while (!this.subtree.done && this.count < items.length + 1000) await this.more();
+    while (!this.subtree.done && this.count < this.items.length + 1000) await this.more();
   }
 }
 
@@ -97,17 +85,16 @@ function whenSeen(details) {
   const waiting = [];
   const rows = new WeakMap();
   let running = 0;
+  const complete = async (item) => {
+    const entry = await details.of(item);
+    if (!entry || entry.store || item.picture.childElementCount > 0) return;
+    const volume = isDrawable(entry) ? entry.path : entry.kind === "group" && !entry.error ? await firstVolume(entry.path) : null;
+    if (volume !== null) item.picture.append(thumbnail(volume, PICTURE_SIZE));
+  };
   const next = async () => {
     if (waiting.length === 0 || running >= AT_ONCE) return;
     running += 1;
-    const item = waiting.shift();
-    await details.of(item).catch(() => null);
-    const { entry } = item;
-    if (entry && !entry.store && item.picture.childElementCount === 0) {
-      const volume = isDrawable(entry) ? entry.path : entry.kind === "group" && !entry.error ? await firstVolume(entry.path) : null;
-      const picture = volume === null ? null : await infoOf(volume).then(thumbnail).catch(() => null);
-      if (picture) item.picture.append(picture);
-    }
+    await complete(waiting.shift()).catch(() => null);
     running -= 1;
     next();
   };
@@ -126,35 +113,6 @@ function whenSeen(details) {
   };
 }
 
-const elements = (entry) => (entry?.dimensions ?? []).reduce((product, n) => product * n, 1);
-const compareLists = (a, b) => {
-  const n = a.findIndex((value, index) => value !== b[index]);
-  return n < 0 ? a.length - b.length : a[n] - (b[n] ?? -1);
-};
-
-/** Orders of the list: how two entries with a description compare. Entries without one come last. */
-const ORDERS = {
-  name: ["Name", null],
-  kind: ["Kind", (a, b) => natural(factsOf(a)[0] ?? "", factsOf(b)[0] ?? "")],
-  shape: ["Shape", (a, b) => compareLists(a.dimensions ?? [], b.dimensions ?? []), (entry) => entry.dimensions],
-  type: ["Data type", (a, b) => natural(a.data_type ?? "", b.data_type ?? ""), (entry) => entry.data_type],
-  size: ["Size", (a, b) => Number(a.size_bytes ?? elements(a)) - Number(b.size_bytes ?? elements(b)), (entry) => entry.dimensions],
-};
-
-/** Sorts the items by name, or by their descriptions where they have what the order needs. */
-function sorted(order, descending) {
-  const byName = (a, b) => (a.name === null) - (b.name === null) || natural(a.label, b.label);
-  const [, compare, has = () => true] = ORDERS[order];
-  const sign = descending ? -1 : 1;
-  const byOrder = (a, b) => {
-    const known = Number(Boolean(b.entry && has(b.entry))) - Number(Boolean(a.entry && has(a.entry)));
-    return known || (a.entry && b.entry && has(a.entry) ? sign * compare(a.entry, b.entry) : 0) || byName(a, b);
-  };
-  const inOrder = compare ? byOrder : (a, b) => (a.name === null) - (b.name === null) || sign * natural(a.label, b.label);
-  const isSorted = items.every((item, n) => n === 0 || inOrder(items[n - 1], item) <= 0);
-  return isSorted ? items : [...items].sort(inOrder);
-}
-
 /** Builds the link to the first page of a listing that has several pages. */
 function fromStart() {
   const blocks = new URLSearchParams(location.search).get("blocks");
@@ -171,18 +129,18 @@ class Rows {
     this.observer = new IntersectionObserver((seen) => seen.some((one) => one.isIntersecting) && this.add(), { rootMargin: "600px" });
   }
 
-  show(rows) {
+  /** Shows other rows, at least `count` of them. */
+  show(rows, count = 0) {
     this.rows = rows;
     this.count = 0;
-    this.list.replaceChildren();
-    this.add();
+    this.add(Math.max(count, CHUNK));
   }
 
-  add() {
-    const fresh = this.rows.slice(this.count, this.count + CHUNK);
+  add(count = CHUNK) {
+    const fresh = this.rows.slice(this.count, this.count + count);
     this.count += fresh.length;
     for (const item of fresh) if (!item.detail) furnish(item);
-    this.list.append(...fresh.map((item) => item.element));
+    arrange(this.list, this.rows.slice(0, this.count).map((item) => item.element));
     fresh.forEach(this.added);
     // An observer reports an element that stays in view only once.
     this.observer.unobserve(this.end);
@@ -204,76 +162,110 @@ function moveFocus(event, section, search) {
   next.focus();
 }
 
-/** Adds details, pictures, an order, a tree and a search to the plain list. */
+/**
+ * Adds details, pictures, an order, a tree and a search to the plain list. Returns the `names` of its directories;
+ * `described`, which resolves to the entries of the first page of descriptions; and `restore`, which scrolls to where
+ * the reader was before following a link, once the page has its final layout.
+ */
 export function enliven(heading) {
   const list = document.querySelector("#entries");
-  items = [...list.children].map(toItem);
+  const items = [...list.children].map(toItem);
+  const names = items.filter((item) => item.name !== null).map((item) => item.name);
   const more = document.querySelector("#more");
   const after = new URLSearchParams(location.search).get("after");
-  const details = new Details(after);
-  const seen = whenSeen(details);
-  const finding = new Finding(new Set(directories()));
+  const details = new Details(items, after);
   const count = h("span", { class: "count", role: "status" });
   const search = h("input", {
     type: "search", placeholder: "Search here and below", autocomplete: "off", spellcheck: "false",
     "aria-label": "Search this directory and everything below",
   });
-  const select = h("select", { "aria-label": "Sort by" }, Object.entries(ORDERS).map(([key, [text]]) => h("option", { value: key, text })));
+  const select = h("select", { "aria-label": "Sort by" }, orderNames.map(([key, text]) => h("option", { value: key, text })));
   const descending = h("button", { type: "button", class: "quiet", "aria-pressed": "false", "aria-label": "Descending", title: "Descending", text: "↓" });
   const order = h("span", { class: "order" }, select, descending);
-  const branches = tree();
   const section = h("section", { class: "contents", "aria-label": heading });
   list.before(section);
-  const hasDirectories = directories().length > 0;
   const arrangement = choice("arrangement", "Arrangement", [["list", "List"], ["tree", "Tree"]], "list", (chosen) => {
-    const isTree = chosen === "tree";
-    branches.show(isTree);
-    list.hidden = isTree;
-    rows.end.hidden = isTree;
-    order.hidden = isTree;
+    keep({ arrangement: chosen });
+    showArrangement(chosen);
   });
   section.append(
     h("div", { class: "bar" }, h("h2", { text: heading }), count, after === null ? "" : fromStart(),
-      items.length > 1 ? order : "", hasDirectories ? arrangement : "", items.length > 1 || hasDirectories ? search : ""),
-    ...[list, document.querySelector("#entries ~ p"), branches.element, more, finding.element].filter(Boolean),
+      items.length > 1 ? order : "", names.length ? arrangement : "", items.length > 1 || names.length ? search : ""),
+    ...[list, document.querySelector("#entries ~ p"), more].filter(Boolean),
   );
-  const rows = new Rows(list, seen);
-  let inOrder = sorted("name", false);
+  const rows = new Rows(list, whenSeen(details));
+
+  let branches = null;
+  const showArrangement = (chosen) => {
+    const isTree = chosen === "tree";
+    list.hidden = rows.end.hidden = order.hidden = isTree;
+    if (isTree) {
+      branches ??= import("./tree.js").then(({ Tree }) => {
+        const tree = new Tree(kept().open, (open) => keep({ open }));
+        rows.end.after(tree.element);
+        return tree;
+      });
+    }
+    branches?.then((tree) => tree.show(list.hidden)).catch(() => (branches = null));
+  };
+
+  let below = null;
+  const findBelow = () => {
+    below ??= import("./finding.js").then(({ Finding }) => {
+      const finding = new Finding(new Set(names), kept().everywhere === true, (everywhere) => keep({ everywhere }));
+      section.append(finding.element);
+      return finding;
+    });
+    below.catch(() => (below = null));
+    return below;
+  };
+
+  let inOrder = sorted(items, "name", false);
   let words = [];
-  const show = () => {
+  const show = (least) => {
     const shown = words.length ? inOrder.filter((item) => words.every((word) => item.text.includes(word))) : inOrder;
-    rows.show(shown);
+    rows.show(shown, least);
     const number = items.length.toLocaleString("en");
     const first = more && after === null ? "first " : "";
     const entries = `${first}${number} ${items.length === 1 ? "entry" : "entries"}${after === null ? "" : ` after ${after}`}`;
     count.textContent = words.length ? `${shown.length.toLocaleString("en")} of ${entries}` : entries;
   };
-  const reorder = async () => {
-    const [key, isDescending] = [select.value, descending.getAttribute("aria-pressed") === "true"];
+  const isDescending = () => descending.getAttribute("aria-pressed") === "true";
+  const reorder = async (least) => {
+    const key = select.value;
     if (key !== "name") await details.all().catch(() => null);
     if (key !== select.value) return;
-    inOrder = sorted(key, isDescending);
-    show();
+    inOrder = sorted(items, key, isDescending());
+    show(least);
   };
-  const filter = () => {
+  const filter = (least) => {
     words = wordsOf(search.value);
-    show();
+    show(least);
     if (words.length && !details.subtree.done) details.all().catch(() => null);
-    finding.search(words);
+    if (words.length || below) findBelow().then((finding) => finding.search(words)).catch(() => null);
   };
   // A description that arrives while words are searched for may add a match.
-  details.changed = () => words.length && show();
-  select.addEventListener("change", reorder);
-  descending.addEventListener("click", () => {
-    descending.setAttribute("aria-pressed", String(descending.getAttribute("aria-pressed") !== "true"));
+  details.changed = () => words.length && show(rows.count);
+  const keepSearch = later(() => keep({ search: search.value }));
+  select.addEventListener("change", () => {
+    keep({ order: select.value });
     reorder();
   });
-  search.addEventListener("focus", () => finding.prepare());
-  search.addEventListener("input", filter);
+  descending.addEventListener("click", () => {
+    descending.setAttribute("aria-pressed", String(!isDescending()));
+    keep({ isDescending: isDescending() });
+    reorder();
+  });
+  search.addEventListener("focus", () => findBelow().then((finding) => finding.prepare()).catch(() => null));
+  search.addEventListener("input", () => {
+    keepSearch();
+    filter();
+  });
   search.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && words.length) (list.hidden ? section.querySelector(".found a") : section.querySelector("#entries a, .found a"))?.click();
     if (event.key === "Escape") {
       search.value = "";
+      keepSearch();
       filter();
     }
   });
@@ -284,6 +276,24 @@ export function enliven(heading) {
     event.preventDefault();
     search.focus();
   });
-  show();
+  // While a page is left, browsers ignore what it writes to its history.
+  addEventListener("scroll", later(() => keep({ rows: rows.count, top: scrollY })));
+  section.addEventListener("click", () => keep({ search: search.value, rows: rows.count, top: scrollY }), true);
+
+  const before = kept();
+  if (orderNames.some(([key]) => key === before.order)) select.value = before.order;
+  if (before.isDescending) descending.setAttribute("aria-pressed", "true");
+  if (before.search) search.value = before.search;
+  filter(before.rows);
+  const isOrdered = select.value !== "name" || before.isDescending ? reorder(before.rows) : null;
+  if (before.arrangement === "tree" && names.length) {
+    arrangement.querySelector("[value=tree]").checked = true;
+    showArrangement("tree");
+  }
   if (more && token !== null) more.append(h("input", { type: "hidden", name: "token", value: token }));
+  const described = (names.length ? details.more().catch(() => null) : Promise.resolve()).then(() => details.subtree.entries);
+  const restore = () => {
+    if (before.top) Promise.resolve(isOrdered).then(() => scrollTo(0, before.top));
+  };
+  return { names, described, restore };
 }

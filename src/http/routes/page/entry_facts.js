@@ -40,6 +40,11 @@ export function searchText(label, entry) {
   return `${label} ${factsOf(entry).join(" ")} ${(entry.dimensions ?? []).join("x")}`.toLowerCase();
 }
 
+/** Splits the text of a search field into words, all of which an entry must contain. */
+export function wordsOf(text) {
+  return text.toLowerCase().split(/\s+/).filter(Boolean);
+}
+
 /** Builds the elements that describe an entry. */
 export function describeEntry(entry) {
   const kinds = kindsOf(entry);

@@ -1,7 +1,8 @@
 // Search among the entries of a directory and everything below it.
 
-import { h } from "./dom.js";
+import { arrange, h } from "./dom.js";
 import { describeEntry, searchText } from "./entry_facts.js";
+import { natural } from "./entry_order.js";
 import { directory, path } from "./server.js";
 import { Subtree, below, nameOf } from "./subtree.js";
 
@@ -10,14 +11,6 @@ const MAX_ENTRIES = 50_000;
 const SHOWN = 50;
 /** Delay in milliseconds after the last key before everything below is searched. */
 const DELAY = 80;
-
-/** Splits the text of a search field into words, all of which an entry must contain. */
-export function wordsOf(text) {
-  return text.toLowerCase().split(/\s+/).filter(Boolean);
-}
-
-/** Orders names as people do: `s2` before `s10`. */
-export const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 /** Returns a number that is smaller for a better match; null if some word is missing. */
 function rank(entry, from, words) {
@@ -46,14 +39,16 @@ function marked(text, words) {
 }
 
 /**
- * The matches anywhere below this directory. `element` is empty unless there is something to show. `listed` holds the
- * names that the list above shows itself.
+ * The matches anywhere below this directory. `element` is hidden unless there is something to show. `listed` holds the
+ * names that the list above shows itself. `everywhere` lets the search begin at the root; `changed(everywhere)` is
+ * called when the reader changes that.
  */
 export class Finding {
-  constructor(listed) {
-    this.listed = listed;
-    this.everywhere = false;
+  constructor(listed, everywhere, changed) {
+    Object.assign(this, { listed, everywhere, changed });
     this.words = [];
+    /** Rows by entry, for the same words. */
+    this.rows = new Map();
     this.shown = SHOWN;
     this.subtrees = new Map();
     this.timer = null;
@@ -83,8 +78,10 @@ export class Finding {
 
   /** Searches for entries with all of `words`; for none, shows nothing. */
   search(words) {
+    if (words === this.words) return;
     this.words = words;
     this.shown = SHOWN;
+    this.forget();
     clearTimeout(this.timer);
     if (words.length === 0) {
       this.element.hidden = true;
@@ -109,7 +106,13 @@ export class Finding {
 
   toggle() {
     this.everywhere = !this.everywhere;
+    this.changed(this.everywhere);
+    this.forget();
     this.run(this.words);
+  }
+
+  forget() {
+    this.rows.clear();
   }
 
   showMore() {
@@ -117,6 +120,11 @@ export class Finding {
     this.shown += 4 * SHOWN;
     this.render(this.subtree());
     this.list.children[first]?.querySelector("a").focus();
+  }
+
+  row(entry) {
+    const link = h("a", { href: directory("n5", entry.path) }, marked(below(this.from, entry), this.words));
+    return h("li", { "data-kind": entry.kind }, link, h("span", { class: "detail" }, describeEntry(entry)));
   }
 
   render(subtree) {
@@ -128,11 +136,16 @@ export class Finding {
     }
     if (matches.length <= 5000) matches.sort((a, b) => a[0] - b[0] || natural(a[1].path, b[1].path));
     else matches.sort((a, b) => a[0] - b[0]);
-    const row = ([, entry]) => {
-      const link = h("a", { href: directory("n5", entry.path) }, marked(below(this.from, entry), this.words));
-      return h("li", { "data-kind": entry.kind }, link, h("span", { class: "detail" }, describeEntry(entry)));
-    };
-    this.list.replaceChildren(...matches.slice(0, this.shown).map(row));
+    let found = matches.map(([, entry]) => entry);
+    if (this.list.matches(":hover, :focus-within")) {
+      // What the reader is about to choose stays where it is.
+      const fixed = [...this.rows.keys()];
+      const isFixed = new Set(fixed);
+      found = [...fixed, ...found.filter((entry) => !isFixed.has(entry))];
+    }
+    const shown = found.slice(0, this.shown);
+    this.rows = new Map(shown.map((entry) => [entry, this.rows.get(entry) ?? this.row(entry)]));
+    arrange(this.list, [...this.rows.values()]);
     this.more.parentElement.hidden = matches.length <= this.shown;
     const count = `${matches.length.toLocaleString("en")} ${matches.length === 1 ? "match" : "matches"}`;
     const searched = subtree.entries.length.toLocaleString("en");

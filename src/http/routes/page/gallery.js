@@ -2,9 +2,9 @@
 
 import * as describe from "./describe.js";
 import { h } from "./dom.js";
-import { natural } from "./finding.js";
-import { directory, infoOf, path } from "./server.js";
-import { Subtree, below, firstVolume, isDrawable, nameOf } from "./subtree.js";
+import { natural } from "./entry_order.js";
+import { directory, path } from "./server.js";
+import { Subtree, below, isDrawable, nameOf } from "./subtree.js";
 import { thumbnail } from "./thumbnail.js";
 
 /** Maximum number of pictures, and number of entries among which volumes are searched for. */
@@ -12,37 +12,39 @@ const PICTURES = 8;
 const SEARCHED = 200;
 /** Number of entries that are counted in one container. */
 const COUNTED = 2000;
+/** Length of the longer side of a picture, in device pixels. */
+const PICTURE_SIZE = 256;
+
+/** Returns a path that can be broken after slashes. */
+function breakable(path) {
+  return path.split(/(?<=\/)/).flatMap((part) => [part, h("wbr")]).slice(0, -1);
+}
 
 function card(entry, title, facts) {
   const picture = h("span", { class: "picture", "aria-hidden": "true" });
   const detail = h("span", { class: "fact", text: facts });
-  const link = h("a", { href: directory("n5", entry.path) }, picture, h("span", { class: "title", text: title }), detail);
+  const link = h("a", { href: directory("n5", entry.path) }, picture, h("span", { class: "title" }, breakable(title)), detail);
   return { element: h("li", { "data-kind": entry.kind }, link), picture, detail };
 }
 
-async function draw(picture, volume) {
-  const drawn = volume === null ? null : await thumbnail(await infoOf(volume)).catch(() => null);
-  if (drawn) picture.append(drawn);
-}
-
-/** Counts the datasets and pyramids of a container. */
-async function count(entry) {
+/** Adds the picture of a container's first volume and the number of its datasets to its card. */
+async function complete({ picture, detail }, entry) {
   const subtree = new Subtree(entry.path, { limit: COUNTED });
   await subtree.more();
   const volumes = subtree.entries.filter(({ kind }) => kind === "dataset" || kind === "multiscale").length;
   const number = `${volumes.toLocaleString("en")}${subtree.done ? "" : " or more"}`;
-  return `${number} ${volumes === 1 && subtree.done ? "dataset" : "datasets"}`;
+  detail.append(`${detail.textContent && ", "}${number} ${volumes === 1 && subtree.done ? "dataset" : "datasets"}`);
+  const first = [entry, ...subtree.entries].find(isDrawable);
+  if (first) picture.append(thumbnail(first.path, PICTURE_SIZE));
 }
 
-async function ofContainers(containers) {
-  const cards = containers.map((entry) => card(entry, entry.title ?? nameOf(entry.path), nameOf(entry.path)));
+function ofContainers(containers) {
+  const cards = containers.map((entry) => {
+    const name = nameOf(entry.path);
+    return card(entry, entry.title ?? name, entry.title && entry.title !== name ? name : "");
+  });
   const fill = async () => {
-    for (const [n, entry] of containers.entries()) {
-      const text = await count(entry).catch(() => null);
-      const name = nameOf(entry.path);
-      cards[n].detail.textContent = [entry.title && entry.title !== name ? name : null, text].filter(Boolean).join(", ");
-      await draw(cards[n].picture, isDrawable(entry) ? entry.path : await firstVolume(entry.path)).catch(() => null);
-    }
+    for (const [n, entry] of containers.entries()) await complete(cards[n], entry).catch(() => null);
   };
   fill();
   return cards;
@@ -64,33 +66,27 @@ function selected(entries) {
   return volumes.sort((a, b) => ranks.get(a) - ranks.get(b)).slice(0, PICTURES);
 }
 
-async function ofVolumes(entries) {
-  const volumes = selected(entries);
-  const cards = volumes.map((entry) => {
+function ofVolumes(entries) {
+  return selected(entries).map((entry) => {
     const place = below(path, entry);
     const facts = [entry.title && entry.title !== place ? place : null, describe.shape(entry.dimensions), entry.data_type];
-    return card(entry, entry.title ?? place, facts.filter(Boolean).join(", "));
+    const made = card(entry, entry.title ?? place, facts.filter(Boolean).join(", "));
+    made.picture.append(thumbnail(entry.path, PICTURE_SIZE));
+    return made;
   });
-  const fill = async () => {
-    for (const [n, entry] of volumes.entries()) await draw(cards[n].picture, entry.path).catch(() => null);
-  };
-  fill();
-  return cards;
 }
 
-/** Builds the gallery of the front page, or of a container's root; null if there is nothing to show. */
-export async function gallery() {
-  const children = new Subtree(path, { depth: 1, limit: SEARCHED });
-  await children.more();
-  const containers = children.entries.filter((entry) => entry.container);
+/** Builds the gallery of a front page or of a container's root from its `children`; null if there is nothing to show. */
+export async function gallery(children) {
+  const containers = children.filter((entry) => entry.container);
   const isFrontPage = containers.length > 0;
   let cards;
   if (isFrontPage) {
-    cards = await ofContainers(containers.slice(0, 3 * PICTURES));
+    cards = ofContainers(containers.slice(0, 3 * PICTURES));
   } else {
     const all = new Subtree(path, { limit: SEARCHED });
     await all.more();
-    cards = await ofVolumes(all.entries);
+    cards = ofVolumes(all.entries);
   }
   if (cards.length === 0) return null;
   const heading = isFrontPage ? "Containers" : "Volumes";

@@ -1,10 +1,10 @@
 // Links that open volumes in Neuroglancer, and what to say where they cannot work.
 
-import { sourceOf, stateOf, tellsToken } from "./neuroglancer_state.js";
+import { stateOf, tellsToken } from "./neuroglancer_state.js";
 import { root } from "./server.js";
-import { ITEM_BYTES } from "./volume.js";
+import { isViewable } from "./volume.js";
 
-export { stateOf, together } from "./neuroglancer_state.js";
+export { together } from "./neuroglancer_state.js";
 
 const PUBLIC = "https://neuroglancer-demo.appspot.com/";
 
@@ -37,18 +37,11 @@ export function publicViewersAreBlocked() {
 
 /** Returns true if Neuroglancer can show the volume. */
 export function isOpenable(info, volume) {
-  if (volume.rank === 0 || volume.dimensions.includes(0) || !volume.dimensions.every(Number.isSafeInteger)) return false;
-  if (!Object.hasOwn(ITEM_BYTES, volume.dataType)) return false;
-  return Boolean(info.urls.recommended) || info.readable?.neuroglancer === true;
+  return isViewable(volume) && (Boolean(info.urls.recommended) || info.readable?.neuroglancer === true);
 }
 
 /** Returns the link that opens the volumes at a view (see `stateOf`). For a private volume it contains the token. */
 export function linkTo(volumes, view = null) {
   const encoded = encodeURIComponent(JSON.stringify(stateOf(volumes, view))).replace(/%3A/g, ":").replace(/%2C/g, ",").replace(/%2F/g, "/");
   return `${viewerBase()}#!${encoded}`;
-}
-
-/** Returns the URL to paste into Neuroglancer's source field. */
-export function sourceText(info, volume, stats) {
-  return sourceOf(info, volume, stats);
 }

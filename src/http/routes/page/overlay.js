@@ -3,8 +3,7 @@
 import { labelColour } from "./colours.js";
 import { h } from "./dom.js";
 import { partOf } from "./planes.js";
-import { encodeName, infoOf, join, withToken } from "./server.js";
-import { childrenOf } from "./stack.js";
+import { childrenOf, infoOf, join } from "./server.js";
 import { kindOf, volumeOf } from "./volume.js";
 
 /** Maximum number of siblings that are examined. */
@@ -51,20 +50,6 @@ export function alignment(image, labels) {
     return end > 0 && line[2] < lengths[n][1] ? line : null;
   });
   return found.includes(null) ? null : found;
-}
-
-/** Returns the link, {href, text}, to the first image of a group with labels on top; null if there are none. */
-export function overlayOf(volumes) {
-  const segmentations = volumes.filter(({ info, volume }) => kindOf(info, volume, null) === "segmentation");
-  const name = ({ info }) => info.path.split("/").pop();
-  const images = volumes.filter((one) => !segmentations.includes(one));
-  // Floating-point volumes are more often derived than taken by a microscope.
-  images.sort((a, b) => a.volume.dataType.startsWith("float") - b.volume.dataType.startsWith("float"));
-  for (const image of images) {
-    const labels = segmentations.find((one) => alignment(image, one));
-    if (labels) return { href: withToken(`${encodeName(name(image))}/`) + `#labels=${encodeName(name(labels))}`, text: `${name(image)} with ${name(labels)}` };
-  }
-  return null;
 }
 
 /** The overlay. `changed()` is called when it must be drawn anew. */

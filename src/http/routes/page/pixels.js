@@ -126,8 +126,6 @@ function mixLabels({ data, strides, columns, rows, opacity }, width, bytes) {
   });
 }
 
-const WHITE = [255, 255, 255];
-
 /**
  * Draws pictures of the same size into a canvas, one pixel per element. `kind` is `segmentation`, which shows the first
  * layer as labels, or `image`, which adds the colours of all layers. `labels`, if given, are mixed in.
@@ -145,9 +143,4 @@ export function drawLayers(canvas, { width, height }, kind, layers, labels = nul
   else paintColours(layers, bytes, words);
   if (labels) mixLabels(labels, width, bytes);
   canvas.getContext("2d").putImageData(drawn, 0, 0);
-}
-
-/** Draws one picture as labels or, between the values of black and white, in grey. */
-export function drawPlain(canvas, picture, kind, window) {
-  drawLayers(canvas, picture, kind, [{ ...picture, window, colour: WHITE }]);
 }

@@ -1,8 +1,6 @@
 // URLs of the server, and requests to it.
 
-import { STATS_QUERY } from "./value_statistics.js";
-
-const main = document.querySelector("main");
+export const main = document.querySelector("main");
 
 /** Path of this directory in the container, without leading or trailing slashes. */
 export const path = main.dataset.path;
@@ -69,6 +67,14 @@ export async function ask(address, signal) {
   throw Object.assign(new Problem(response.status, document), { retryAfter: Number(response.headers.get("retry-after")) });
 }
 
+/** Returns the names of the directories in a group. */
+export async function childrenOf(path) {
+  const address = directory("n5", path);
+  const response = await ask(`${address}${address.includes("?") ? "&" : "?"}format=json`);
+  const { entries } = await response.json();
+  return entries.filter(({ kind }) => kind !== "file").map(({ name }) => name);
+}
+
 const infos = new Map();
 
 /** Returns `/info` of a path, requested only once. */
@@ -82,14 +88,19 @@ export function infoOf(path) {
   return info;
 }
 
-const stats = new Map();
-
 /** Parses JSON. Integers that numbers cannot hold become `BigInt`s, if the browser gives their text. */
 export function parseExactly(text) {
   const exact = (_, value, context) =>
     typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value;
   return JSON.parse(text, exact);
 }
+
+const range = (from, to, step) => Array.from({ length: Math.floor((to - from) / step) + 1 }, (_, n) => from + n * step);
+
+/** Query of `/stats`. It requests nearly as many percentiles as the server allows, and a fine histogram. */
+const STATS_QUERY = `bins=1024&percentiles=${[0.01, 0.1, 0.5, ...range(1, 30, 1), ...range(32, 70, 2), ...range(71, 99, 1), 99.5, 99.9, 99.95, 99.99]}`;
+
+const stats = new Map();
 
 /** Returns `/stats` of a path, requested only once; null if the request fails. */
 export function statsOf(path) {
@@ -98,4 +109,23 @@ export function statsOf(path) {
     stats.set(path, statistics.catch(() => null));
   }
   return stats.get(path);
+}
+
+const styles = new Map();
+
+/** Adds a style to the page, once. Resolves when it applies or cannot be loaded. */
+export function addStyle(name) {
+  if (!styles.has(name)) {
+    const link = Object.assign(document.createElement("link"), { rel: "stylesheet", href: new URL(name, import.meta.url).href });
+    styles.set(name, new Promise((resolve) => (link.onload = link.onerror = resolve)));
+    document.head.append(link);
+  }
+  return styles.get(name);
+}
+
+/** Begins to fetch scripts together that would otherwise be found one after another, by their imports. */
+export function preload(names) {
+  for (const name of names) {
+    document.head.append(Object.assign(document.createElement("link"), { rel: "modulepreload", href: new URL(name, import.meta.url).href }));
+  }
 }

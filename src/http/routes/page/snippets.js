@@ -150,12 +150,13 @@ function tabs(label, pages) {
 }
 
 /**
- * Builds the section: its `element`, and `show(view)`, which lets the examples read another part (see `region` of the
- * preview). `window` has the values shown as black and as white, for types that have no obvious ones.
+ * Builds the section: its `element`, and `show(view, {window, neuroglancer})`, which fills it. `view` is the part that
+ * the examples read (see `viewForOthers` of the preview), null for the middle plane. `window` has the values shown as
+ * black and as white, for types that have no obvious ones, and `neuroglancer` is the address of a source for it.
  */
-export function snippets(info, volume, { window, neuroglancer }, view) {
+export function snippets(info, volume) {
   const { finest } = volume;
-  const examples = (read) => [
+  const examples = (read, window) => [
     ["TensorStore", "python", tensorstore(finest, volume, read)],
     ["Zarr", "python", zarr(finest, commented(volume.axes))],
     ["NumPy", "python", numpy(finest, volume, read)],
@@ -163,33 +164,31 @@ export function snippets(info, volume, { window, neuroglancer }, view) {
     ["Fiji", "ijm", fiji(info)],
     ["napari", "python", napari(info, volume)],
   ].filter(([, , text]) => text);
-  const blocks = new Map(examples(selection(volume, view)).map(([name, language, text]) =>
-    [name, h("code", { "data-tool": name, "data-language": language, text })]));
+  const blocks = new Map(examples(selection(volume, null), null).map(([name, language]) =>
+    [name, h("code", { "data-tool": name, "data-language": language })]));
   const pages = [...blocks].map(([name, code]) => [
     name,
     h("div", { class: "code" }, h("pre", { tabindex: 0, "aria-label": name }, code), copyButton(`Copy the code for ${name}`, () => code.textContent)),
   ]);
-  pages.push([
-    "URLs",
-    h(
-      "dl",
-      { class: "addresses" },
-      addresses(info, neuroglancer).map(([label, text]) =>
-        h("div", {}, h("dt", { text: label }), h("dd", {}, h("code", { text }), copyButton(`Copy ${label}`, () => text))),
-      ),
-    ),
-  ]);
+  const list = h("dl", { class: "addresses" });
+  pages.push(["URLs", list]);
   const links = viewerLinks(info);
   const element = h(
     "section", { class: "snippets card", "aria-label": "Open in other programs" },
     h("h2", { text: "Open in other programs" }), links.length > 0 && h("p", { class: "viewers" }, "On the web: ", links.flatMap((link, n) => (n > 0 ? [", ", link] : [link]))),
     tabs("Programs", pages),
   );
-  const show = (seen) => {
-    for (const [name, , text] of examples(selection(volume, seen))) {
+  let listed;
+  const show = (view, { window, neuroglancer }) => {
+    for (const [name, , text] of examples(selection(volume, view), window)) {
       const code = blocks.get(name);
-      if (code && code.textContent !== text) code.textContent = text;
+      if (code.textContent !== text) code.textContent = text;
     }
+    if (listed === neuroglancer) return;
+    listed = neuroglancer;
+    const row = ([label, text]) =>
+      h("div", {}, h("dt", { text: label }), h("dd", {}, h("code", { text }), copyButton(`Copy ${label}`, () => text)));
+    list.replaceChildren(...addresses(info, neuroglancer).map(row));
   };
   return { element, show };
 }

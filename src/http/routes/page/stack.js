@@ -2,7 +2,7 @@
 // the channels of n5-viewer (`c0`, `c1`). They are presented as one volume with axes for channels and time.
 
 import { partOf } from "./planes.js";
-import { ask, directory, infoOf, join } from "./server.js";
+import { childrenOf, infoOf, join } from "./server.js";
 import { volumeOf } from "./volume.js";
 
 /** Maximum number of setups or channels that are examined. */
@@ -20,14 +20,6 @@ function numbered(names, pattern) {
     return digits === undefined ? [] : [[Number(digits), name]];
   });
   return found.sort((a, b) => a[0] - b[0]).map(([, name]) => name);
-}
-
-/** Returns the names of the directories in a group. */
-export async function childrenOf(path) {
-  const address = directory("n5", path);
-  const response = await ask(`${address}${address.includes("?") ? "&" : "?"}format=json`);
-  const { entries } = await response.json();
-  return entries.filter(({ kind }) => kind !== "file").map(({ name }) => name);
 }
 
 /** Calls `f` with each item, a few at once. Results of calls that fail are null. */
@@ -83,9 +75,21 @@ function extended({ path, info, dimensions, factors }, further, pyramid) {
   };
 }
 
+/** Returns f(box, axes), the part of a plane that one pyramid of a stack stores; null if it has no such time point. */
+function partOfStack(volume, level, channel, position) {
+  const { pathOf, time, rank } = volume.stack;
+  const path = pathOf(channel, time < 0 ? 0 : position[time]);
+  if (path === null) return () => null;
+  return (box, axes) => {
+    const cut = Object.fromEntries(["start", "stop", "step"].map((key) => [key, box[key].slice(0, rank)]));
+    const part = partOf({ path: path + level.suffix, level: level.stored, dataType: volume.dataType, box: cut, axes });
+    return { ...part, shownChannel: channel };
+  };
+}
+
 /**
  * Returns the volume that the children `names` of a group are together; null if they are not such an image. `stack` has
- * the `names` of the channels, the names of those `left` out because they differ, and `pathOf(channel, time)`.
+ * the `names` of the channels, the names of those `left` out because they differ, `pathOf(channel, time)` and `partOf`.
  */
 export async function stackOf(info, names) {
   const members = await membersOf(info.path, names).catch(() => null);
@@ -117,18 +121,6 @@ export async function stackOf(info, names) {
     ...(leader.voxelSize ? { voxelSize: more(leader.voxelSize, null) } : {}),
     levels: leader.levels.map((level) => extended(level, counts, leader.path)),
     channel: axisOf("c"),
-    stack: { names: fits.map(({ name }) => name ?? ""), times, left, pathOf, time: axisOf("t"), rank },
-  };
-}
-
-/** Returns f(box, axes), the part of a plane that one pyramid of a stack stores; null if it has no such time point. */
-export function stackPart(volume, level, channel, position) {
-  const { pathOf, time, rank } = volume.stack;
-  const path = pathOf(channel, time < 0 ? 0 : position[time]);
-  if (path === null) return () => null;
-  return (box, axes) => {
-    const cut = Object.fromEntries(["start", "stop", "step"].map((key) => [key, box[key].slice(0, rank)]));
-    const part = partOf({ path: path + level.suffix, level: level.stored, dataType: volume.dataType, box: cut, axes });
-    return { ...part, shownChannel: channel };
+    stack: { names: fits.map(({ name }) => name ?? ""), times, left, pathOf, partOf: partOfStack, time: axisOf("t"), rank },
   };
 }

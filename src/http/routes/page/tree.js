@@ -2,57 +2,22 @@
 
 import { h } from "./dom.js";
 import { describeEntry } from "./entry_facts.js";
-import { natural } from "./finding.js";
+import { natural } from "./entry_order.js";
 import { directory, path } from "./server.js";
 import { Subtree, nameOf } from "./subtree.js";
 
 /** Number of entries of a branch that are shown at once. */
 const BRANCH = 200;
 
-function button(entry, branch) {
-  const name = nameOf(entry.path);
-  const element = h("button", { type: "button", class: "twist", "aria-expanded": "false", "aria-label": `What is below ${name}` });
-  element.addEventListener("click", () => {
-    const open = element.getAttribute("aria-expanded") === "false";
-    element.setAttribute("aria-expanded", String(open));
-    branch.hidden = !open;
-    if (open && branch.children.length === 0) fill(branch, new Subtree(entry.path, { depth: 1, limit: BRANCH }));
+/** Builds a row of a branch that has a button and, before it, a text. */
+function further(text, caption, act) {
+  const button = h("button", { type: "button", class: "quiet", text: caption });
+  const row = h("li", { class: "waiting" }, text, button);
+  button.addEventListener("click", () => {
+    row.remove();
+    act();
   });
-  return element;
-}
-
-function row(entry) {
-  const branch = entry.children ? h("ul", { hidden: true }) : null;
-  const link = h("a", { href: directory("n5", entry.path), text: nameOf(entry.path) });
-  const line = h("div", {}, branch ? button(entry, branch) : h("span", { class: "twist" }), link, h("span", { class: "detail" }, describeEntry(entry)));
-  return h("li", {}, line, branch);
-}
-
-/** Adds the next entries of a branch. */
-async function fill(branch, subtree) {
-  const waiting = h("li", { class: "waiting", text: "Loading …" });
-  branch.append(waiting);
-  const start = subtree.entries.length;
-  try {
-    await subtree.more();
-  } catch (error) {
-    waiting.textContent = `Not loaded: ${error.message}`;
-    return;
-  }
-  const fresh = subtree.entries.slice(start);
-  if (subtree.done && start === 0) fresh.sort((a, b) => natural(a.path, b.path));
-  waiting.remove();
-  branch.append(...fresh.map(row));
-  if (!subtree.done) {
-    const more = h("button", { type: "button", class: "quiet", text: "More" });
-    const last = h("li", { class: "waiting" }, more);
-    more.addEventListener("click", () => {
-      last.remove();
-      fill(branch, subtree);
-    });
-    branch.append(last);
-  }
-  if (branch.children.length === 0) branch.append(h("li", { class: "waiting", text: "Nothing to show" }));
+  return row;
 }
 
 /** Opens or closes the branch of the focused link. Returns true if the key was used. */
@@ -67,15 +32,64 @@ function turn(event) {
   return true;
 }
 
-/** Builds the tree. Its first branch is loaded at the first call of `show`. */
-export function tree() {
-  const branch = h("ul", { class: "tree", hidden: true, "aria-label": "Tree" });
-  branch.addEventListener("keydown", (event) => {
-    if (turn(event)) event.preventDefault();
-  });
-  const show = (visible) => {
-    branch.hidden = !visible;
-    if (visible && branch.children.length === 0) fill(branch, new Subtree(path, { depth: 1, limit: BRANCH }));
-  };
-  return { element: branch, show };
+/** The tree. Its first branch is loaded at the first call of `show`. */
+export class Tree {
+  /** `open` lists the paths whose branches are open at first. `changed(open)` is called when the reader changes that. */
+  constructor(open, changed) {
+    this.open = new Set(open);
+    this.changed = changed;
+    this.element = h("ul", { class: "tree", hidden: true, "aria-label": "Tree" });
+    this.element.addEventListener("keydown", (event) => {
+      if (turn(event)) event.preventDefault();
+    });
+  }
+
+  show(isVisible) {
+    this.element.hidden = !isVisible;
+    if (isVisible && this.element.children.length === 0) this.fill(this.element, new Subtree(path, { depth: 1, limit: BRANCH }));
+  }
+
+  /** Adds the next entries of a branch. */
+  async fill(branch, subtree) {
+    const waiting = h("li", { class: "waiting", text: "Loading …" });
+    branch.append(waiting);
+    const start = subtree.entries.length;
+    const error = await subtree.more().catch((problem) => problem);
+    waiting.remove();
+    if (error) {
+      branch.append(further(`Not loaded: ${error.message} `, "Try again", () => this.fill(branch, subtree)));
+      return;
+    }
+    const fresh = subtree.entries.slice(start);
+    if (subtree.done && start === 0) fresh.sort((a, b) => natural(a.path, b.path));
+    branch.append(...fresh.map((entry) => this.row(entry)));
+    if (!subtree.done) branch.append(further("", "More", () => this.fill(branch, subtree)));
+    if (branch.children.length === 0) branch.append(h("li", { class: "waiting", text: "Nothing to show" }));
+  }
+
+  row(entry) {
+    const name = nameOf(entry.path);
+    const branch = entry.children ? h("ul", { hidden: true }) : null;
+    const twist = branch ? this.twist(entry, name, branch) : h("span", { class: "twist" });
+    const link = h("a", { href: directory("n5", entry.path), text: name });
+    return h("li", {}, h("div", {}, twist, link, h("span", { class: "detail" }, describeEntry(entry))), branch);
+  }
+
+  /** Builds the button that opens and closes a branch. */
+  twist({ path: place }, name, branch) {
+    const button = h("button", { type: "button", class: "twist", "aria-label": `What is below ${name}` });
+    const show = () => {
+      const isOpen = this.open.has(place);
+      button.setAttribute("aria-expanded", String(isOpen));
+      branch.hidden = !isOpen;
+      if (isOpen && branch.children.length === 0) this.fill(branch, new Subtree(place, { depth: 1, limit: BRANCH }));
+    };
+    button.addEventListener("click", () => {
+      if (!this.open.delete(place)) this.open.add(place);
+      this.changed([...this.open]);
+      show();
+    });
+    show();
+    return button;
+  }
 }

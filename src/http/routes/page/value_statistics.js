@@ -166,11 +166,6 @@ export function measureData(dataType, sources) {
   return new Distribution(dataType, knots, { nan, infinite, elements: values.length + nan + infinite });
 }
 
-const range = (from, to, step) => Array.from({ length: Math.floor((to - from) / step) + 1 }, (_, n) => from + n * step);
-
-/** Query of `/stats`. It requests nearly as many percentiles as the server allows, and a fine histogram. */
-export const STATS_QUERY = `bins=1024&percentiles=${[0.01, 0.1, 0.5, ...range(1, 30, 1), ...range(32, 70, 2), ...range(71, 99, 1), 99.5, 99.9, 99.95, 99.99]}`;
-
 /** Converts a response of `/stats`; null if there is none. */
 export function distributionOf(stats) {
   if (!stats) return null;
@@ -198,16 +193,6 @@ export function fromStats(stats) {
   if (!found || found.empty) return null;
   const [low, high] = found.window;
   return { min: Number(found.min), max: Number(found.max), low: Number(low), high: Number(high) };
-}
-
-/** Returns the same of planes. */
-export function measure(planes) {
-  const type = { Float32Array: "float32", Float64Array: "float64", BigInt64Array: "int64", BigUint64Array: "uint64" };
-  const name = planes[0]?.dataType ?? type[planes[0]?.data.constructor.name] ?? "int32";
-  const found = measureData(name, planes.map(({ data }) => ({ count: data.length, at: (n) => data[n] })));
-  if (found.empty) return null;
-  const [low, high] = found.window;
-  return { min: Number(found.min), max: Number(found.max), low, high };
 }
 
 /** Returns sentences about values that a picture does not show as grey levels. */

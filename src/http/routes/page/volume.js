@@ -1,6 +1,5 @@
 // The volume that a dataset or pyramid shows: axes, levels, and the part of a level that a plane needs.
 
-import { partOf } from "./planes.js";
 import { infoOf, join } from "./server.js";
 
 // Neuroglancer's names for unnamed axes.
@@ -68,6 +67,11 @@ function isSize(size) {
   return Number.isFinite(size) && size > 0;
 }
 
+/** Returns true if a picture of the volume can be drawn, here and in Neuroglancer. */
+export function isViewable({ rank, dataType, dimensions }) {
+  return rank > 0 && Object.hasOwn(ITEM_BYTES, dataType) && !dimensions.includes(0) && dimensions.every(Number.isSafeInteger);
+}
+
 /** Returns true if the volume is a colour image: three channels of 8 bits. */
 export function isColour(volume) {
   return volume.channel >= 0 && volume.dataType === "uint8" && volume.dimensions[volume.channel] === 3;
@@ -125,35 +129,7 @@ export function spacing(volume) {
   return volume.dimensions.map((_, axis) => (usable && shown.includes(axis) ? volume.voxelSize[axis] : 1));
 }
 
-/** Returns the length of each axis in a thumbnail. Very short ones are stretched. */
-export function extents(volume) {
-  const lengths = spacing(volume).map((size, axis) => size * Math.max(volume.dimensions[axis], 1));
-  const longest = Math.max(...shownAxes(volume).map((axis) => lengths[axis]));
-  return lengths.map((length) => Math.max(length, longest / 10));
-}
-
 /** Returns the index along `axis` of a level that contains the voxel `position` of the finest level. */
 export function indexAt(level, axis, position) {
   return Math.min(level.dimensions[axis] - 1, Math.max(0, Math.floor(position[axis] / level.factors[axis])));
-}
-
-/**
- * Returns the part (see `partOf`) that shows a whole plane through `position` (elements of the finest level) with about
- * `pixels` [width, height]. It uses the coarsest level that still has that many elements, with a step if the level has
- * many more.
- */
-export function wholePlane(volume, axes, position, pixels, colour) {
-  const shown = axes.map((axis, n) => [axis, pixels[n]]).filter(([axis]) => axis !== null);
-  const isFine = (level) => shown.every(([axis, wanted]) => level.factors[axis] <= 1.01 || level.dimensions[axis] >= wanted * 0.9);
-  const level = volume.levels[Math.max(0, volume.levels.findLastIndex(isFine))];
-  const start = volume.axes.map((_, axis) => indexAt(level, axis, position));
-  const stop = start.map((n) => n + 1);
-  const step = start.map(() => 1);
-  for (const [axis, wanted] of shown) {
-    [start[axis], stop[axis]] = [0, level.dimensions[axis]];
-    step[axis] = Math.max(1, Math.floor(level.dimensions[axis] / Math.max(wanted, 64)));
-  }
-  if (colour) [start[volume.channel], stop[volume.channel]] = [0, 3];
-  const box = { start, stop, step };
-  return partOf({ path: level.path, level, dataType: volume.dataType, box, axes, channel: colour ? volume.channel : null });
 }
