@@ -165,6 +165,17 @@ def test_pictures_of_channels_have_the_colours_of_the_page(browser, tmp_path):
         np.testing.assert_array_equal(np.load(dialog.save(tmp_path)), values)
 
 
+def test_a_picture_of_one_channel_of_a_spectrum_is_saved(browser, tmp_path):
+    values = support.counting(8, 6, 600)
+    support.write_dataset(tmp_path / "s", values, (8, 6, 100), "gzip", axes=["x", "y", "c"])
+    with support.Server(tmp_path) as server, Visit(browser, server, "s/#at=3,2,520&contrast=0,40000") as visit:
+        dialog = Dialog(visit)
+        dialog.choose("PNG")
+        pixels = np.asarray(Image.open(dialog.save(tmp_path)))
+        expected = values[:, :, 520].T * (255 / 40000)
+        assert pixels.shape == (6, 8) and np.abs(pixels - expected).max() <= 1
+
+
 def test_time_and_channels_have_ranges_of_their_own(browser, tmp_path):
     values = support.counting(12, 10, 6, 3, 5)
     support.write_dataset(tmp_path / "s", values, (8, 8, 4, 1, 1), axes=["x", "y", "z", "c", "t"])
@@ -289,6 +300,19 @@ def test_a_box_is_drawn_with_the_mouse_on_any_plane_and_its_edges_can_be_moved(b
         assert page.url == before
         drag(page, *points(xy, (110, 90), (150, 120)))
         page.wait_for_url("**centre=**")
+
+
+def test_the_button_for_downloads_ends_the_drawing_of_a_box(browser, demo):
+    with Visit(browser, demo, "volume/em/") as visit:
+        dialog = Dialog(visit)
+        dialog.choose("Whole volume")
+        for _ in range(2):
+            dialog.element.get_by_role("button", name="Draw a box…").click()
+            expect(visit.page.locator(".box-bar")).to_be_visible()
+            visit.page.get_by_role("button", name="Download…").click()
+            expect(dialog.element).to_be_visible()
+            expect(visit.page.locator(".box-bar")).to_be_hidden()
+        assert dialog.box() == [(0, 192), (0, 192), (0, 40)]
 
 
 def test_a_phone_draws_with_one_finger_and_zooms_with_two(browser, demo):

@@ -349,6 +349,6 @@ def test_finding_keeps_the_token(browser, site):
     with Visit(browser, site, "?token=s%2Bc") as visit:
         visit.page.fill("input[type=search]", "cells")
         expect(visit.page.locator(".found a")).to_have_count(1, timeout=30_000)
-        asked = [url for url in visit.requests if re.search(r"/(info|slice|stats)/", url)]
+        asked = [url for url in visit.requests if re.search(r"/(info|slice|stats|thumbnail)/", url)]
         assert asked and all("token=s%2Bc" in url for url in asked), asked
         assert visit.page.get_attribute(".found a", "href").endswith("/cells/?token=s%2Bc")

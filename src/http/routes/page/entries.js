@@ -11,6 +11,8 @@ import { thumbnail } from "./thumbnail.js";
 const AT_ONCE = 4;
 /** Number of rows that are added to the page at once. */
 const CHUNK = 200;
+/** Number of rows beyond which only visible ones are laid out. */
+const LONG = 100;
 /** Length of the longer side of a picture, in device pixels. */
 const PICTURE_SIZE = 112;
 
@@ -140,6 +142,7 @@ class Rows {
     const fresh = this.rows.slice(this.count, this.count + count);
     this.count += fresh.length;
     for (const item of fresh) if (!item.detail) furnish(item);
+    this.list.classList.toggle("long", this.count > LONG);
     arrange(this.list, this.rows.slice(0, this.count).map((item) => item.element));
     fresh.forEach(this.added);
     // An observer reports an element that stays in view only once.

@@ -21,10 +21,10 @@ const PATIENCE = 1000;
 /** Names of children that may be parts of one image. */
 const PART = /^(setup|timepoint|c)\d+$/;
 
-/** Adds a section before the list or, if the reader is about to choose something there, after it. */
-function place(section) {
+/** Adds a section before the list or, if `isLate` says that this would move what the reader is about to use, after it. */
+function place(section, isLate) {
   const contents = document.querySelector(".contents");
-  if (contents.matches(":hover, :focus-within")) contents.after(section);
+  if (isLate(contents)) contents.after(section);
   else contents.before(section);
 }
 
@@ -43,7 +43,7 @@ async function addStack(info, names, actions) {
     import("./preview.js"), import("./view_state.js"), import("./actions.js"), addStyle("preview.css"), addStyle("display.css"),
   ]);
   const preview = new Preview(info, volume, new ViewState(volume), Promise.resolve(null), () => null);
-  place(preview.element);
+  place(preview.element, (contents) => contents.matches(":hover, :focus-within"));
   actions.append(downloader(volume, preview));
 }
 
@@ -61,7 +61,7 @@ async function addOpeners(children, actions) {
 async function addGallery(info, children) {
   const pictures = await gallery(children);
   if (!pictures) return;
-  place(pictures);
+  place(pictures, () => main.dataset.arranged !== undefined);
   if (!info.container && pictures.getAttribute("aria-label") === "Containers" && !titleOf(info.attributes)) rename("N5 containers");
 }
 
