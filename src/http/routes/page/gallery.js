@@ -76,7 +76,7 @@ function ofVolumes(entries) {
   });
 }
 
-/** Builds the gallery of a front page or of a container's root from its `children`; null if there is nothing to show. */
+/** Builds the gallery of a front page or of a container's root from its `children`; null if nothing can be shown. */
 export async function gallery(children) {
   const containers = children.filter((entry) => entry.container);
   const isFrontPage = containers.length > 0;

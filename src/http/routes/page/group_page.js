@@ -21,7 +21,7 @@ const PATIENCE = 1000;
 /** Names of children that may be parts of one image. */
 const PART = /^(setup|timepoint|c)\d+$/;
 
-/** Adds a section before the list or, if `isLate` says that this would move what the reader is about to use, after it. */
+/** Adds a section before the list or, if `isLate` says that the list must not move any more, after it. */
 function place(section, isLate) {
   const contents = document.querySelector(".contents");
   if (isLate(contents)) contents.after(section);

@@ -68,8 +68,8 @@ function displayed(volume) {
 }
 
 /**
- * Returns the axes as Neuroglancer's dimensions, [name, [size, unit]] in N5 order; null if Neuroglancer would not accept
- * them. `suffix` marks the channel axis: `'` for one position per layer, `^` for several values per position.
+ * Returns the axes as Neuroglancer's dimensions, [name, [size, unit]] in N5 order; null if Neuroglancer would not
+ * accept them. `suffix` marks the channel axis: `'` for one position per layer, `^` for several values per position.
  *
  * Panels compare the sizes of the axes that they show. Unless all of these are known in the same unit, elements count.
  */
@@ -95,8 +95,8 @@ function offsets(volume, source, info) {
 
 /**
  * Returns the transform from the source's axes to those of the state, one voxel to one voxel. Without it, Neuroglancer
- * would assume nanometres for an N5 source without units. It shifts an OME-NGFF pyramid by half a voxel: OME-NGFF places
- * the centre of the first voxel at the origin, N5 its corner. The axis order of Zarr is the reverse of N5's.
+ * would assume nanometres for an N5 source without units. It shifts an OME-NGFF pyramid by half a voxel: OME-NGFF
+ * places the centre of the first voxel at the origin, N5 its corner. The axis order of Zarr is the reverse of N5's.
  */
 function transformOf(volume, source, info, space) {
   if (!space) return undefined;
@@ -189,8 +189,8 @@ export function together(volumes) {
 
 /**
  * Returns Neuroglancer's state for `volumes` ({info, volume, stats}). Segmentations are layered over images. The first
- * view shows the whole of the largest, at its middle, and at the first time point. `view` has the `position` in elements
- * and the `zoom`, 1 for the whole, as the preview shows them; with `channels`, their windows and colours.
+ * view shows the whole of the largest, at its middle, and at the first time point. `view` has the `position` in
+ * elements and the `zoom`, 1 for the whole, as the preview shows them; with `channels`, their windows and colours.
  */
 export function stateOf(volumes, view = null) {
   const isOver = ({ info, volume, stats }) => kindOf(info, volume, stats) === "segmentation";

@@ -6,7 +6,7 @@ import { tellsToken } from "./neuroglancer_state.js";
 import { encodeName, rebase, root, token } from "./server.js";
 import { kindOf } from "./volume.js";
 
-/** Pages that open the address of an OME-NGFF image, with what they do. They are requested only when a link is followed. */
+/** Pages that open the address of an OME-NGFF image, and what they do. They are requested only if a link is followed. */
 const PAGES = [
   ["Vizarr", "https://hms-dbmi.github.io/vizarr/", "shows the image"],
   ["OME-NGFF validator", "https://ome.github.io/ome-ngff-validator/", "checks the metadata"],

@@ -34,7 +34,7 @@ function turn(event) {
 
 /** The tree. Its first branch is loaded at the first call of `show`. */
 export class Tree {
-  /** `open` lists the paths whose branches are open at first. `changed(open)` is called when the reader changes that. */
+  /** `open` has the paths whose branches are open at first. `changed(open)` is called when the reader changes that. */
   constructor(open, changed) {
     this.open = new Set(open);
     this.changed = changed;
