@@ -3,7 +3,7 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian};
+use n5_format::{BlockGrid, Coords, GridPosition, Region, SampleLayout, paste, paste_big_endian};
 
 /// Size of a block along every axis, in elements.
 const BLOCK: u64 = 64;
@@ -18,7 +18,15 @@ fn main() {
 }
 
 fn assemble(bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
-    assemble_by(paste, SIDE, bencher, width, start, shape);
+    assemble_in(SIDE, bencher, width, start, shape);
+}
+
+fn assemble_in(side: u64, bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
+    let paste =
+        |to: &mut [u8], region: &Region, block: &[u8], origin: &[u64], size: &[u64], dimensions: &[u64], width| {
+            paste(to, region, block, origin, size, dimensions, width)
+        };
+    assemble_by(paste, side, bencher, width, start, shape);
 }
 
 /// Pastes every block that overlaps the box at `start` of size `shape`, each from a buffer of its own.
@@ -51,7 +59,11 @@ fn on_grid(bencher: Bencher, width: usize) {
 
 #[divan::bench(args = WIDTHS)]
 fn on_grid_turned_round(bencher: Bencher, width: usize) {
-    assemble_by(paste_big_endian, SIDE, bencher, width, [64; 3], [128; 3]);
+    let paste =
+        |to: &mut [u8], region: &Region, block: &[u8], origin: &[u64], size: &[u64], dimensions: &[u64], width| {
+            paste_big_endian(to, region, block, origin, size, dimensions, width)
+        };
+    assemble_by(paste, SIDE, bencher, width, [64; 3], [128; 3]);
 }
 
 #[divan::bench(args = WIDTHS)]
@@ -77,5 +89,16 @@ fn plane_yz(bencher: Bencher, width: usize) {
 /// The plane spans 64 blocks, more than a core's private cache holds.
 #[divan::bench(args = WIDTHS)]
 fn large_plane_yz(bencher: Bencher, width: usize) {
-    assemble_by(paste, 2 * SIDE, bencher, width, [100, 0, 0], [1, 2 * SIDE, 2 * SIDE]);
+    assemble_in(2 * SIDE, bencher, width, [100, 0, 0], [1, 2 * SIDE, 2 * SIDE]);
+}
+
+/// The axes are in the reverse order in the result, as in a stack of images of a dataset with axes z, y, x.
+#[divan::bench(args = WIDTHS)]
+fn reversed_axes(bencher: Bencher, width: usize) {
+    let paste =
+        |to: &mut [u8], region: &Region, block: &[u8], origin: &[u64], size: &[u64], dimensions: &[u64], width| {
+            let layout = SampleLayout { region, axes: Some(&[2, 1, 0]) };
+            paste(to, layout, block, origin, size, dimensions, width)
+        };
+    assemble_by(paste, SIDE, bencher, width, [64; 3], [128; 3]);
 }
