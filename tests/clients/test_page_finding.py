@@ -95,7 +95,10 @@ def test_broken_metadata_and_zarr_stores_are_named_with_the_reason(browser, site
         assert "Zarr 3 store This server reads N5 only." in text_of(visit, "store")
         visit.go("brain.n5/store/")
         assert "This is a Zarr 3 store." in visit.text("header") and "empty" not in visit.text("main")
+        assert visit.text("main").count("Zarr store.") == 0, "it is said once"
         assert visit.text(".subtitle .kind") == "Zarr 3 store"
+        visit.go("brain.n5/broken/")
+        assert visit.text("header .warning").startswith("attributes.json is not JSON")
         visit.go("brain.n5/store/image/c/")
         assert visit.text(".subtitle .kind") == "Zarr 3 store"
 
@@ -157,6 +160,19 @@ def test_search_works_with_the_keyboard_alone(browser, site):
         expect(page.locator(".found li")).to_have_count(1)
         keyboard.press("Enter")
         page.wait_for_url("**/brain.n5/em/s10/")
+
+
+def test_enter_opens_what_has_exactly_the_name_even_before_the_matches_are_shown(browser, tmp_path):
+    for path in ("empty.n5", "brain.n5/em", "brain.n5/deep/embryo"):
+        support.write_dataset(tmp_path / path, support.counting(4, 4), (4, 4))
+    with support.Server(tmp_path) as server, Visit(browser, server) as visit:
+        page = visit.page
+        for words, address in [("em", "**/brain.n5/em/"), ("emp", "**/empty.n5/"), ("deep embryo", "**/deep/embryo/"), ("brain.n5", "**/brain.n5/")]:
+            page.locator("input[type=search]").press_sequentially(words)
+            page.keyboard.press("Enter")
+            page.wait_for_url(address)
+            visit.ready()
+            visit.go("")
 
 
 def test_entries_are_in_natural_order_and_can_be_sorted(browser, site):

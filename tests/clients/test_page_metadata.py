@@ -48,6 +48,28 @@ def test_a_voxel_size_is_never_invented_and_an_invalid_one_is_said_once(browser,
         assert ("nm)" in visit.text(".readout")) == (case in ("full", "negative"))
 
 
+LISTED = {
+    "plain": (["x", "y", "z"], [4, 4, 40], ["nm"] * 3, "4 × 4 × 40 nm"),
+    "invalid": (["x", "y", "z"], [0, -4, 40], ["nm"] * 3, "? × ? × 40 nm"),
+    "channels": (["x", "y", "c"], [4, 4, 1], ["nm", "nm", ""], "4 × 4 nm"),
+    "time": (["x", "y", "z", "c", "t"], [0.1, 0.1, 0.5, 1, 2], ["um", "um", "um", "", "minute"], "0.1 × 0.1 × 0.5 µm, every 2 minute"),
+    "mixed": (["x", "y"], [4, 40], ["nm", "um"], "4 nm × 40 µm"),
+}
+
+
+def test_listing_and_page_give_the_same_voxel_size(browser, tmp_path):
+    for name, (axes, resolution, units, _) in LISTED.items():
+        shape = [12, 10, 6, 2, 3][: len(axes)]
+        support.write_dataset(tmp_path / name, support.counting(*shape), shape, axes=axes, resolution=resolution, units=units)
+    with support.Server(tmp_path) as server, Visit(browser, server) as visit:
+        for name, (*_, size) in LISTED.items():
+            visit.go("")
+            facts = visit.page.locator(f"#entries li:has(a:text-is('{name}/')) .fact").all_text_contents()
+            assert size in facts, (name, facts)
+            visit.go(f"{name}/")
+            assert f"voxel size {size}" in visit.page.inner_text(".subtitle")
+
+
 def test_a_pyramid_without_a_voxel_size_is_shown_with_an_unknown_one(browser, tmp_path):
     support.write(tmp_path / "p/attributes.json", {"scales": [[1, 1, 1], [2, 2, 2]]})
     for level in range(2):

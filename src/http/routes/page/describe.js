@@ -42,32 +42,31 @@ export function length(size, name) {
   return `${number(value)} ${PREFIXED[at]}`;
 }
 
+const known = (size) => (size > 0 ? number(size) : "?");
+const TIME = /^(t|time|frame|timepoint)s?$/i;
+const CHANNEL = /^(c['^]?|ch|channels?)$/i;
+
 /** Describes the voxel size of a volume, as far as it is known. Channels have no size. */
-export function voxelSize(volume) {
-  const axes = [...volume.axes.keys()].filter((axis) => axis !== volume.channel);
-  const sizes = axes.map((axis) => volume.voxelSize[axis]);
-  if (sizes.every((size) => size === null)) return "unknown";
-  const units = axes.map((axis) => unit(volume.units[axis]));
-  const used = [...new Set(units.filter(Boolean))];
-  const texts = sizes.map(known);
-  if (used.length === 0) return `${texts.join(" × ")}, unit unknown`;
-  if (used.length === 1) return `${texts.filter((_, n) => units[n] || sizes[n] === null).join(" × ")} ${used[0]}`;
-  return texts.map((text, n) => `${text}${units[n] ? ` ${units[n]}` : ""}`).join(" × ");
+export function voxelSize({ axes, channel, voxelSize: sizes, units }) {
+  const shown = [...axes.keys()].filter((axis) => axis !== channel);
+  if (shown.every((axis) => sizes[axis] === null)) return "unknown";
+  const pick = (list) => shown.map((axis) => list[axis]);
+  return voxel(pick(sizes), pick(units), pick(axes)) ?? `${pick(sizes).map(known).join(" × ")}, unit unknown`;
 }
 
-const known = (size) => (size > 0 ? number(size) : "?");
-
-/** Formats a voxel size: `8 × 8 × 32 nm`, or with one unit per axis if the units differ. */
-export function voxel(resolution, units) {
-  if (!resolution) return null;
-  const names = (units ?? []).map(unit);
-  const used = [...new Set(names.filter(Boolean))];
-  if (used.length === 0) return null;
-  if (used.length === 1) {
-    const sizes = resolution.filter((_, axis) => names[axis]);
-    return `${sizes.map(known).join(" × ")} ${used[0]}`;
-  }
-  return resolution.map((size, axis) => `${known(size)}${names[axis] ? ` ${names[axis]}` : ""}`).join(" × ");
+/**
+ * Formats a voxel size: `8 × 8 × 32 nm`, or with one unit per axis if the units differ, and `every 2 s` along time.
+ * Returns null without units. Channels have no size, nor has an axis without a unit.
+ */
+export function voxel(resolution, units, axes) {
+  if (!resolution || !units?.some(Boolean)) return null;
+  const all = resolution.map((size, axis) => ({ size, unit: units[axis] ? unit(units[axis]) : "", name: axes?.[axis] ?? "" }));
+  const space = all.filter(({ name, size, unit: own }) => !TIME.test(name) && !CHANNEL.test(name) && (own || size === null));
+  const used = [...new Set(space.map(({ unit: own }) => own).filter(Boolean))];
+  const time = all.filter(({ name, size, unit: own }) => TIME.test(name) && own && size > 0).map(({ size, unit: own }) => `every ${number(size)} ${own}`);
+  const texts = space.map(({ size, unit: own }) => (used.length > 1 && own ? `${known(size)} ${own}` : known(size)));
+  const text = used.length === 1 ? `${texts.join(" × ")} ${used[0]}` : texts.join(" × ");
+  return [used.length > 0 && text, ...time].filter(Boolean).join(", ") || null;
 }
 
 export function compression(info) {

@@ -265,7 +265,7 @@ export function enliven(heading) {
     filter();
   });
   search.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && words.length) (list.hidden ? section.querySelector(".found a") : section.querySelector("#entries a, .found a"))?.click();
+    if (event.key === "Enter" && words.length) follow();
     if (event.key === "Escape") {
       search.value = "";
       keepSearch();
@@ -280,8 +280,22 @@ export function enliven(heading) {
     search.focus();
   });
   // While a page is left, browsers ignore what it writes to its history.
-  addEventListener("scroll", later(() => keep({ rows: rows.count, top: scrollY })));
-  section.addEventListener("click", () => keep({ search: search.value, rows: rows.count, top: scrollY }), true);
+  const keepPlace = () => keep({ search: search.value, rows: rows.count, top: scrollY });
+  addEventListener("scroll", later(keepPlace));
+  section.addEventListener("click", keepPlace, true);
+  /** Opens the best match: what has exactly this name, or else the first one in the list, or else the first one below. */
+  const follow = async () => {
+    const wanted = words;
+    const item = list.hidden ? null : inOrder.find(({ text }) => wanted.every((word) => text.includes(word)));
+    const isNamed = item?.name?.toLowerCase() === wanted.join(" ");
+    const best = isNamed ? null : await findBelow().then((finding) => finding.best(wanted, !item)).catch(() => null);
+    if (words !== wanted) return;
+    if (item && !best?.isExact) item.link.click();
+    else if (best) {
+      keepPlace();
+      location.assign(best.href);
+    }
+  };
 
   const before = kept();
   if (orderNames.some(([key]) => key === before.order)) select.value = before.order;

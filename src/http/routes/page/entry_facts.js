@@ -20,14 +20,14 @@ export function kindsOf(entry) {
 
 /** Returns the facts about an entry as texts. */
 export function factsOf(entry) {
-  const { title, dimensions, data_type: type, size_bytes: size, levels, volume, resolution, units, store, error } = entry;
+  const { title, dimensions, data_type: type, size_bytes: size, levels, volume, resolution, units, axes, store, error } = entry;
   const facts = kindsOf(entry).map(([text]) => text);
   if (title && title !== entry.path.split("/").pop()) facts.push(title);
   if (dimensions) {
     facts.push(describe.shape(dimensions), type, describe.compression(entry));
     if (size !== undefined) facts.push(describe.bytes(size));
     if (levels) facts.push(`${levels} ${levels === 1 ? "level" : "levels"}`);
-    facts.push(describe.voxel(resolution, units));
+    facts.push(describe.voxel(resolution, units, axes));
     if (volume === "segmentation") facts.push("segmentation");
   }
   if (error) facts.push(error);

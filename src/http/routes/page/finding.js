@@ -127,15 +127,33 @@ export class Finding {
     return h("li", { "data-kind": entry.kind }, link, h("span", { class: "detail" }, describeEntry(entry)));
   }
 
-  render(subtree) {
+  /** Returns the matches in a subtree as pairs of a rank and an entry, the best first. */
+  matchesIn(subtree, words) {
     const isListed = (entry) => !this.everywhere && this.listed.has(below(path, entry));
     const matches = [];
     for (const entry of subtree.entries) {
-      const order = isListed(entry) ? null : rank(entry, this.from, this.words);
+      const order = isListed(entry) ? null : rank(entry, this.from, words);
       if (order !== null) matches.push([order, entry]);
     }
     if (matches.length <= 5000) matches.sort((a, b) => a[0] - b[0] || natural(a[1].path, b[1].path));
     else matches.sort((a, b) => a[0] - b[0]);
+    return matches;
+  }
+
+  /**
+   * Resolves to the best match, {isExact, href}; null if there is none. If there is none at first, everything is
+   * searched, or only a page of entries unless `isPatient`.
+   */
+  async best(words, isPatient) {
+    const subtree = this.subtree();
+    const isEnough = () => subtree.done || subtree.entries.length >= (isPatient ? MAX_ENTRIES : 1);
+    while (this.matchesIn(subtree, words).length === 0 && !isEnough()) await subtree.more();
+    const [[order, entry] = []] = this.matchesIn(subtree, words);
+    return entry ? { isExact: order === 0, href: directory("n5", entry.path) } : null;
+  }
+
+  render(subtree) {
+    const matches = this.matchesIn(subtree, this.words);
     let found = matches.map(([, entry]) => entry);
     if (this.list.matches(":hover, :focus-within")) {
       // What the reader is about to choose stays where it is.

@@ -69,7 +69,13 @@ async function addGallery(info, children) {
 export async function showGroup(info, { names, described }, reveal) {
   const top = addHeader(info, []);
   const actions = top.querySelector(".actions");
-  if (info.store) top.append(h("p", { class: "advice", text: `This is a Zarr ${info.store === "zarr2" ? "2" : "3"} store. ${ZARR_ADVICE}` }));
+  if (info.store) {
+    top.append(h("p", { class: "advice", text: `This is a Zarr ${info.store === "zarr2" ? "2" : "3"} store. ${ZARR_ADVICE}` }));
+    // The list without script says the same.
+    document.querySelector(".contents > p")?.remove();
+  }
+  const broken = info.problems.find((text) => text.startsWith("attributes.json "));
+  if (broken) top.append(h("p", { class: "warning", role: "note", text: `${broken}.` }));
   const card = about(info.attributes);
   if (card) top.after(card);
   const details = [notes(info), attributes(info)].filter(Boolean);

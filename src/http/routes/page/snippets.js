@@ -90,17 +90,16 @@ print(plane.dtype, plane.shape)  # plane[${names.join(", ")}]
 `;
 }
 
-function curl(finest, volume, { items }, window) {
+function curl(finest, volume, { items }) {
   const slice = (format) => url("slice", finest.path, `select=${asQuery(items)}&format=${format}`);
   const whole = volume.dataType === "uint8" || volume.dataType === "uint16";
-  const png = whole ? "png" : window ? `png&window=${window.join(",")}` : null;
   const lines = [
     ["a plane for NumPy", `curl -fsS -o plane.npy '${slice("npy")}'`],
-    png && ["the same plane as an image", `curl -fsS -o plane.png '${slice(png)}'`],
+    ["the same plane as an image", `curl -fsS -o plane.png '${slice(whole ? "png" : "png&window=auto")}'`],
     ["a description of the dataset", `curl -fsS '${url("info", finest.path)}'`],
     ["the attributes as stored", `curl -fsS '${directory("n5", finest.path).replace(/(\?|$)/, "attributes.json$1")}'`],
   ];
-  return lines.filter(Boolean).map(([comment, command]) => `# ${comment}\n${command}\n`).join("");
+  return lines.map(([comment, command]) => `# ${comment}\n${command}\n`).join("");
 }
 
 function fiji(info) {
@@ -150,21 +149,21 @@ function tabs(label, pages) {
 }
 
 /**
- * Builds the section: its `element`, and `show(view, {window, neuroglancer})`, which fills it. `view` is the part that
- * the examples read (see `viewForOthers` of the preview), null for the middle plane. `window` has the values shown as
- * black and as white, for types that have no obvious ones, and `neuroglancer` is the address of a source for it.
+ * Builds the section: its `element`, and `show(view, neuroglancer)`, which fills it. `view` is the part that the
+ * examples read (see `viewForOthers` of the preview), null for the middle plane. `neuroglancer` is the address of a source
+ * for Neuroglancer; null if it cannot show the volume.
  */
 export function snippets(info, volume) {
   const { finest } = volume;
-  const examples = (read, window) => [
+  const examples = (read) => [
     ["TensorStore", "python", tensorstore(finest, volume, read)],
     ["Zarr", "python", zarr(finest, commented(volume.axes))],
     ["NumPy", "python", numpy(finest, volume, read)],
-    ["curl", "sh", curl(finest, volume, read, window)],
+    ["curl", "sh", curl(finest, volume, read)],
     ["Fiji", "ijm", fiji(info)],
     ["napari", "python", napari(info, volume)],
   ].filter(([, , text]) => text);
-  const blocks = new Map(examples(selection(volume, null), null).map(([name, language]) =>
+  const blocks = new Map(examples(selection(volume, null)).map(([name, language]) =>
     [name, h("code", { "data-tool": name, "data-language": language })]));
   const pages = [...blocks].map(([name, code]) => [
     name,
@@ -179,8 +178,8 @@ export function snippets(info, volume) {
     tabs("Programs", pages),
   );
   let listed;
-  const show = (view, { window, neuroglancer }) => {
-    for (const [name, , text] of examples(selection(volume, view), window)) {
+  const show = (view, neuroglancer) => {
+    for (const [name, , text] of examples(selection(volume, view))) {
       const code = blocks.get(name);
       if (code.textContent !== text) code.textContent = text;
     }

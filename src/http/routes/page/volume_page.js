@@ -11,7 +11,6 @@ import { invalidSize, notes } from "./notes.js";
 import { Preview } from "./preview.js";
 import { addStyle, statsOf } from "./server.js";
 import { snippets } from "./snippets.js";
-import { fromStats } from "./value_statistics.js";
 import { ViewState } from "./view_state.js";
 import { isViewable, volumeOf } from "./volume.js";
 
@@ -46,13 +45,7 @@ export async function showVolume(info, reveal) {
   const invalid = invalidSize(info);
   if (invalid) top.append(h("p", { class: "warning", role: "note", text: invalid }));
   const code = snippets(info, volume);
-  const showCode = (known) => {
-    const measured = fromStats(known);
-    code.show(viewOf(), {
-      window: measured && measured.max > measured.min ? [measured.min, measured.max] : null,
-      neuroglancer: canOpen ? sourceOf(info, volume, known) : null,
-    });
-  };
+  const showCode = (known) => code.show(viewOf(), canOpen ? sourceOf(info, volume, known) : null);
   const contents = document.querySelector(".contents");
   contents.before(
     h("div", { class: "columns" },
