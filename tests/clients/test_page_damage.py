@@ -198,6 +198,35 @@ def test_the_first_plane_is_fetched_alone_and_the_coming_ones_from_the_same_bloc
         assert not again, "the plane had been fetched"
 
 
+# Holds requests for four planes of `deep` until `window.released` is true.
+HELD = """() => {
+  const fetch = window.fetch;
+  window.fetch = async (...request) => {
+    if (String(request[0]).includes("start=0,0,48&stop=200,180,52")) {
+      while (!window.released) await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+    return fetch(...request);
+  };
+}"""
+
+
+def test_coming_planes_that_are_on_their_way_are_not_given_up_for_the_first_of_them(browser, tmp_path):
+    support.write_dataset(tmp_path / "deep", waves(200, 180, 96), (64, 64, 32), "gzip")
+    with support.Server(tmp_path) as server, Visit(browser, server) as visit:
+        visit.context.add_init_script(f"({HELD})()")
+        # The other planes come after the one that is held.
+        visit.page.goto(f"{server.url}deep/")
+        visit.page.wait_for_selector(".plane-0 canvas[data-start='0,0,47']")
+        visit.page.focus(".plane-0 canvas")
+        visit.page.keyboard.press("PageDown")
+        visit.page.wait_for_selector(".plane-0 canvas[data-start='0,0,48']")
+        # Tiles that are not wanted any more are given up after 200 ms.
+        visit.page.wait_for_timeout(400)
+        with visit.page.expect_request("**/slice/deep?start=0,0,48&stop=200,180,52&**"):
+            visit.page.evaluate("window.released = true")
+        visit.ready()
+
+
 def test_a_costly_volume_opens_with_a_part_and_says_why(browser, tmp_path):
     huge = support.attributes([100_000, 100_000, 64], [64, 64, 64], "uint8", "gzip")
     support.write(tmp_path / "huge/attributes.json", huge)

@@ -232,10 +232,12 @@ export class Display {
 
   remeasure(again = true) {
     let isNew = false;
+    let seen = null;
     for (const channel of this.shown) {
       const { window } = channel;
       if (window.isFinal || (window.distribution && !again && performance.now() > window.settled)) continue;
       const found = this.measured(channel);
+      seen ??= found;
       if (!found) continue;
       const isFirst = !window.distribution;
       const before = String(window.value);
@@ -244,7 +246,7 @@ export class Display {
       isNew ||= isFirst || String(window.value) !== before;
       if (isFirst && this.volume.stack) this.know(channel);
     }
-    if (!this.hasSeveral) this.seen = this.measured(this.channels[0]);
+    if (!this.hasSeveral) this.seen = seen ?? this.measured(this.channels[0]);
     if (isNew) this.changed("contrast");
     else this.bind();
   }

@@ -62,20 +62,27 @@ export class TilePlan {
     // Someone who only looks gets a quarter.
     const most = Math.min(SLAB, Math.floor(SLAB_BYTES / (isStepping ? 1 : 4) / size));
     const forward = direction >= 0 || !isStepping;
-    const isHere = (index) => tiles.every((tile) => this.tiles.find(this.specOf(plane, tile, group, { index }).key));
+    const coming = new Set();
+    const isHere = (index) => tiles.every((tile) => {
+      const { key } = this.specOf(plane, tile, group, { index });
+      const slab = this.tiles.slabWith(key);
+      if (slab) coming.add(slab);
+      return slab || this.tiles.find(key);
+    });
     let next = at + (forward ? 1 : -1);
     while (Math.abs(next - at) <= most / 2 && next >= 0 && next < last && isHere(next)) next += forward ? 1 : -1;
     const isFar = Math.abs(next - at) > most / 2 || next < 0 || next >= last;
     // Blocks of another layer are decoded in advance only for someone who is on the way to them.
-    if (most < 1 || isFar || (!isStepping && Math.floor(next / depth) !== Math.floor(at / depth))) return [];
+    if (most < 1 || isFar || (!isStepping && Math.floor(next / depth) !== Math.floor(at / depth))) return [...coming];
     const layer = Math.floor(next / depth) * depth;
     const count = isStepping ? most : Math.min(most, SLAB / 2);
     const from = forward ? next : Math.max(layer, next - count + 1);
     const to = forward ? Math.min(next + count, layer + depth, last) : next + 1;
-    return tiles.map((tile) => ({
+    const slabs = tiles.map((tile) => ({
       ...this.specOf(plane, tile, group, { index: from, count: to - from }),
       keys: Array.from({ length: to - from }, (_, n) => this.specOf(plane, tile, group, { index: from + n }).key),
     }));
+    return [...coming, ...slabs];
   }
 
   /** Returns tiles of coarser levels, to show until those of the chosen one have arrived, and in place of damaged ones. */

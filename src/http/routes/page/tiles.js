@@ -50,12 +50,19 @@ export class TileStore {
     return this.refused.has(spec.key) || spec.keys.every((key) => this.find(key));
   }
 
+  /** Returns the slab that is being fetched and has the tile with this key. */
+  slabWith(key) {
+    return [...this.running.values()].find(({ spec, controller }) => !controller.signal.aborted && spec.keys?.includes(key))?.spec;
+  }
+
   /** Replaces the list of wanted tiles. */
   want(specs) {
     this.wish = specs.filter((spec) => !spec.pictures && !this.has(spec));
     const wanted = new Set(this.wish.map(({ key }) => key));
-    for (const [key, running] of this.running) {
-      if (wanted.has(key)) {
+    for (const running of this.running.values()) {
+      // A slab that was begun for the coming planes may have the one that is wanted now.
+      const { key, keys } = running.spec;
+      if (wanted.has(key) || keys?.some((one) => wanted.has(one))) {
         clearTimeout(running.timer);
         running.timer = null;
       } else running.timer ??= setTimeout(() => running.controller.abort(), GRACE);
@@ -66,14 +73,18 @@ export class TileStore {
   start() {
     const possible = this.wish.filter(({ key }) => !this.delayed.has(key));
     const urgent = Math.min(...possible.map(({ group }) => group));
+    // Less urgent tiles, such as slabs that were begun earlier, do not delay urgent ones.
+    let running = [...this.running.values()].filter(({ spec }) => spec.group <= urgent).length;
     for (const spec of possible) {
-      if (this.running.size >= PARALLEL) return;
-      if (spec.group === urgent && !this.running.has(spec.key)) this.fetch(spec);
+      if (running >= PARALLEL) return;
+      if (spec.group !== urgent || this.running.has(spec.key)) continue;
+      running += 1;
+      this.fetch(spec);
     }
   }
 
   async fetch(spec) {
-    const running = { controller: new AbortController(), timer: null };
+    const running = { spec, controller: new AbortController(), timer: null };
     this.running.set(spec.key, running);
     let wait = 0;
     try {
@@ -117,7 +128,12 @@ export class TileStore {
         return;
       }
       const planes = pictures.map((picture) => planesIn(picture, spec.normal));
-      spec.keys.forEach((key, n) => this.add(key, { ...spec, key, keys: null, pictures: planes.map((all) => all[n]) }, bytes / spec.keys.length));
+      const wanted = new Set(this.wish.map(({ key }) => key));
+      spec.keys.forEach((key, n) => {
+        const tile = { ...spec, key, keys: null, pictures: planes.map((all) => all[n]) };
+        this.add(key, tile, bytes / spec.keys.length);
+        if (wanted.has(key)) this.arrived(tile);
+      });
     } else {
       const tile = { ...spec, pictures };
       this.add(spec.key, tile, bytes);
