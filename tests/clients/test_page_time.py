@@ -165,8 +165,10 @@ def test_frames_are_left_out_if_the_server_is_slower(browser, movies):
     with Visit(browser, movies, "movie/#at=11,9,1,0,0") as visit:
         visit.page.evaluate(SLOW, ["/slice/", 400])
         visit.page.select_option(".player select", "24")
+        visit.page.evaluate(RECORD)
         visit.page.click("button[aria-label=Play]")
-        visit.page.wait_for_selector(".player .faint:has-text('shows 1 in')", timeout=30_000)
+        # Once all time points have been fetched, the player shows each of them again.
+        visit.page.wait_for_function("() => shown.some(([, note]) => note.includes('shows 1 in'))", timeout=60_000)
         visit.page.click("button[aria-label=Pause]")
         assert visit.page.inner_text(".player .faint") == ""
 
