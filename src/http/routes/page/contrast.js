@@ -15,7 +15,7 @@ const TAIL = 0.05;
  * The scale of the track: which value belongs to which position from 0 to 1. Half of the track is linear, half follows
  * quantiles, so that values that are frequent get more of it. Outliers are at the ends.
  */
-export class Scale {
+class Scale {
   constructor(dataType, distribution) {
     // An 8-bit image that uses its range has a linear scale of the whole range.
     const limits = limitsOf(dataType);

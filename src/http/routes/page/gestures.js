@@ -129,7 +129,8 @@ export function listen(element, on, isEager) {
     const { moved, start, time } = touch;
     touch = null;
     if (moved || event.timeStamp - time > 600) return;
-    event.preventDefault(); // otherwise the browser also reports a click, and zooms at the second one
+    // Otherwise the browser also reports a click, and zooms at the second one.
+    event.preventDefault();
     element.focus({ preventScroll: true });
     clicked(start, event.timeStamp);
   });

@@ -54,12 +54,12 @@ function hatch(context, colour, width, gap) {
 }
 
 /** Returns the pictures of the volume itself: those that are there, without labels on top. */
-export function imagesOf(pictures) {
+function imagesOf(pictures) {
   return pictures.filter((picture) => picture && !picture.of);
 }
 
 /** Returns an area of a part, [left, right, top, bottom] in its elements, as ranges of elements of the finest level. */
-export function boxOf(part, [left, right, top, bottom]) {
+function boxOf(part, [left, right, top, bottom]) {
   return [[left, right], [top, bottom]].map((range, n) => {
     const axis = part.axes[n];
     if (axis === null) return [0, 1];

@@ -27,7 +27,7 @@ export function limitsOf(dataType) {
  * `infinite` count the others. Values are numbers, or `BigInt`s where numbers are not exact. Then `base` is the
  * smallest value, and `near` and `far` convert between values and exact distances from it.
  */
-export class Distribution {
+class Distribution {
   /** `knots` are pairs of a value and its rank from 0 to 1, in any order. The rest counts the elements. */
   constructor(dataType, knots, { nan = 0, infinite = 0, elements = 0, exact = false, missing = 0 } = {}) {
     this.whole = !dataType.startsWith("float");

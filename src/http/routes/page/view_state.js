@@ -13,7 +13,7 @@ const READABLE = /%(2C|3A|3B|2F|40|24|21|7E|2A|28|29|20)/g;
 const TIME = /^(t|time|frame|timepoint)s?$/i;
 
 /** Parses a fragment such as `#at=96,80,20&zoom=4` to a map of its sections. A section that cannot be read is left out. */
-export function parseFragment(text) {
+function parseFragment(text) {
   const sections = new Map();
   for (const part of text.replace(/^#/, "").split("&")) {
     const [, name, value] = /^([A-Za-z][\w-]*)=(.*)$/s.exec(part) ?? [];
@@ -28,7 +28,7 @@ export function parseFragment(text) {
 }
 
 /** Returns the fragment of sections, without `#`; empty if there are none. */
-export function formatFragment(sections) {
+function formatFragment(sections) {
   const escape = (text) => encodeURIComponent(text).replace(READABLE, (code) => (code === "%20" ? "+" : decodeURIComponent(code)));
   return [...sections].map(([name, text]) => `${name}=${escape(text)}`).join("&");
 }
@@ -40,7 +40,7 @@ export function numbers(text, count) {
 }
 
 /** Formats a number for the fragment: no more digits than a view can show. */
-export function brief(value) {
+function brief(value) {
   return String(Number(value.toPrecision(6)));
 }
 
