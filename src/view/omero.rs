@@ -38,8 +38,11 @@ const RESULT_BYTES: u64 = 16 << 10;
 /// Number of channels that are shown at first.
 const ACTIVE_CHANNELS: usize = 6;
 
+/// Check of a value of JSON.
+type ValueCheck = fn(&Value) -> bool;
+
 /// Members of a channel that may be missing, and what their values must be.
-const OPTIONAL_MEMBERS: [(&str, fn(&Value) -> bool); 3] =
+const OPTIONAL_MEMBERS: [(&str, ValueCheck); 3] =
     [("label", Value::is_string), ("family", Value::is_string), ("active", Value::is_boolean)];
 
 /// Channels of an image, and where to sample their elements.

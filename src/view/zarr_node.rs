@@ -154,13 +154,13 @@ fn ome_attributes(text: &[u8]) -> (JsonObjectBuilder, Option<Value>, bool) {
     let mut add = |ome: &mut JsonObjectBuilder, member: JsonMember<'_>| {
         let is_omero = member.name() == OMERO;
         let is_parsed = is_omero && member.value.len() <= MAX_OMERO_BYTES;
-        match is_parsed.then(|| serde_json::from_str::<Value>(member.value).ok()).flatten() {
-            Some(value) => omero = Some(value),
-            None => {
-                has_long_omero |= is_omero;
-                ome.push_member(member);
-            }
+        let parsed = is_parsed.then(|| serde_json::from_str::<Value>(member.value).ok()).flatten();
+        if parsed.is_some() {
+            omero = parsed;
+            return;
         }
+        has_long_omero |= is_omero;
+        ome.push_member(member);
     };
     n5_format::for_each_member(nested, |member| {
         let name = member.name();

@@ -201,7 +201,7 @@ impl CopyPlan {
         };
         let inner = if is_contiguous { StridedLoop { count: inner.count * width, ..inner } } else { inner };
         for_each_offset(outer, (self.to_offset, self.from_offset), |to_at, from_at| {
-            copy(&mut to[to_at..], &from[from_at..], inner, rows)
+            copy(&mut to[to_at..], &from[from_at..], inner, rows);
         });
         true
     }
