@@ -109,7 +109,7 @@ fn find_asset(name: &str) -> Option<&'static str> {
 /// Returns a script or style without indentation and without the lines that are comments, a fifth of the text. The
 /// lines of a template literal are kept as they are. The lines of a style also lose spaces that have no meaning.
 fn compact(name: &str, text: &str) -> String {
-    let is_style = name.ends_with(".css");
+    let is_style = name.rsplit_once('.').is_some_and(|(_, suffix)| suffix == "css");
     let mut compacted = String::with_capacity(text.len());
     let mut is_comment = false;
     let mut is_literal = false;
