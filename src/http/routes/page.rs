@@ -1,7 +1,5 @@
 //! Assets of the listing page: scripts, styles and icon, embedded in the binary and served at `/viewer/page/{file}`.
 
-use std::sync::LazyLock;
-
 use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderMap, REFERRER_POLICY};
 use axum::http::request::Parts;
@@ -31,127 +29,12 @@ pub(crate) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
 }
 
-macro_rules! assets {
-    ($($name:literal),+ $(,)?) => {
-        &[$(($name, include_str!(concat!("page/", $name)))),+]
-    };
-}
-
-/// Name and text of every file of `src/http/routes/page/`.
-const ASSETS: &[(&str, &str)] = assets![
-    "about.js",
-    "actions.js",
-    "attribute_texts.js",
-    "box_drawing.js",
-    "channel_controls.js",
-    "channels.js",
-    "colours.js",
-    "contrast.js",
-    "describe.js",
-    "display.css",
-    "display.js",
-    "dom.js",
-    "download.css",
-    "download.js",
-    "download_request.js",
-    "entries.js",
-    "entry_facts.js",
-    "entry_order.js",
-    "finding.js",
-    "gallery.js",
-    "gestures.js",
-    "group_page.js",
-    "header.js",
-    "icon.svg",
-    "metadata.js",
-    "navigation.js",
-    "neuroglancer_link.js",
-    "neuroglancer_state.js",
-    "notes.js",
-    "other_viewers.js",
-    "overlay.js",
-    "page.css",
-    "page.js",
-    "pixels.js",
-    "plane_layout.js",
-    "plane_view.js",
-    "planes.js",
-    "preview.css",
-    "preview.js",
-    "preview_controls.js",
-    "readout.js",
-    "server.js",
-    "snippets.js",
-    "stack.js",
-    "subtree.js",
-    "thumbnail.js",
-    "tile_plan.js",
-    "tiles.js",
-    "time_player.js",
-    "together.js",
-    "tree.js",
-    "value_statistics.js",
-    "view_state.js",
-    "viewport.js",
-    "volume.js",
-    "volume_page.js",
-];
-
-/// Name and text of every asset as it is sent.
-static SENT: LazyLock<Vec<(&str, String)>> =
-    LazyLock::new(|| ASSETS.iter().map(|(name, text)| (*name, compact(name, text))).collect());
+/// Name and text of every file of `src/http/routes/page/`, as it is sent. `build.rs` minifies the scripts.
+const ASSETS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/page_assets.rs"));
 
 /// Returns the text of the asset of this name.
 fn find_asset(name: &str) -> Option<&'static str> {
-    SENT.iter().find(|(asset, _)| *asset == name).map(|(_, text)| text.as_str())
-}
-
-/// Returns a script or style without indentation and without the lines that are comments, a fifth of the text. The
-/// lines of a template literal are kept as they are. The lines of a style also lose spaces that have no meaning.
-fn compact(name: &str, text: &str) -> String {
-    let is_style = name.rsplit_once('.').is_some_and(|(_, suffix)| suffix == "css");
-    let mut compacted = String::with_capacity(text.len());
-    let mut is_comment = false;
-    let mut is_literal = false;
-    for line in text.lines() {
-        let trimmed = line.trim_start();
-        if !is_literal {
-            is_comment |= trimmed.starts_with("/*");
-            if is_comment {
-                is_comment = !trimmed.contains("*/");
-                continue;
-            }
-            if trimmed.is_empty() || trimmed.starts_with("//") {
-                continue;
-            }
-        }
-        if is_style && !line.contains('"') {
-            compacted.push_str(&without_spaces(trimmed));
-        } else {
-            compacted.push_str(if is_literal { line } else { trimmed });
-        }
-        compacted.push('\n');
-        is_literal ^= backticks(line) % 2 == 1;
-    }
-    compacted
-}
-
-/// Returns a line of a style, which has no string, without the spaces beside braces and after punctuation.
-fn without_spaces(line: &str) -> String {
-    [(" {", "{"), ("{ ", "{"), (" }", "}"), ("; ", ";"), (": ", ":"), (", ", ",")]
-        .iter()
-        .fold(line.to_owned(), |line, (spaced, plain)| line.replace(spaced, plain))
-}
-
-/// Returns the number of backticks of a line that are not escaped.
-fn backticks(line: &str) -> usize {
-    let mut is_escaped = false;
-    let is_delimiter = |character: char| {
-        let counts = character == '`' && !is_escaped;
-        is_escaped = character == '\\' && !is_escaped;
-        counts
-    };
-    line.chars().map(is_delimiter).filter(|counts| *counts).count()
+    ASSETS.iter().find(|(asset, _)| *asset == name).map(|(_, text)| *text)
 }
 
 fn media_type(name: &str) -> &'static str {
@@ -192,59 +75,38 @@ mod tests {
     use super::*;
 
     /// Maximum size of all files as they are sent, in bytes. No page loads all of them.
-    const MAX_SENT: usize = 250 * 1024;
+    const MAX_SENT: usize = 200_000;
 
-    #[test]
-    fn every_file_of_the_folder_is_an_asset() {
+    /// Returns the text of a script as it is written.
+    fn source(script: &str) -> String {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http/routes/page");
-        let mut names: Vec<String> =
-            folder.read_dir().unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        assert_eq!(ASSETS.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names);
-    }
-
-    #[test]
-    fn comments_and_indentation_are_not_sent_but_template_literals_are() {
-        let text = "// one\n\n/** two\n * three */\nfoo(`a\\`\n  // kept\n\n`);\n  bar(`x${`y`}`); // kept\n/* four */\n    * 5;\n";
-        assert_eq!(compact("a.js", text), "foo(`a\\`\n  // kept\n\n`);\nbar(`x${`y`}`); // kept\n* 5;\n");
-        for (name, text) in ASSETS {
-            let code = compact(name, text);
-            assert_eq!(backticks(&code) % 2, 0, "{name} ends within a template literal");
-            assert!(!code.contains("/**") && code.len() <= text.len(), "{name}");
-        }
+        #[expect(clippy::disallowed_methods, reason = "a test")]
+        std::fs::read_to_string(folder.join(script)).unwrap()
     }
 
     /// Returns the files that a script imports, by `marker`: ` from "./` or `import("./`.
-    fn imports<'a>(script: &'a str, marker: &str) -> Vec<&'a str> {
-        let text = ASSETS.iter().find(|(name, _)| *name == script).unwrap().1;
-        let names =
-            text.match_indices(marker).map(|(offset, _)| text[offset + marker.len()..].split('"').next().unwrap());
-        names.collect()
+    fn imports(script: &str, marker: &str) -> Vec<String> {
+        let text = source(script);
+        let name = |(offset, _): (usize, &str)| text[offset + marker.len()..].split('"').next().unwrap().to_owned();
+        text.match_indices(marker).map(name).collect()
     }
 
     /// Returns a script and all scripts that it imports, directly or not, before it runs.
-    fn with_imports(script: &'static str) -> BTreeSet<&'static str> {
-        let mut found = BTreeSet::from([script]);
-        let mut new = vec![script];
+    fn with_imports(script: &str) -> BTreeSet<String> {
+        let mut found = BTreeSet::from([script.to_owned()]);
+        let mut new = vec![script.to_owned()];
         while let Some(script) = new.pop() {
-            new.extend(imports(script, " from \"./").into_iter().filter(|name| found.insert(*name)));
+            new.extend(imports(&script, " from \"./").into_iter().filter(|name| found.insert(name.clone())));
         }
         found
     }
 
     #[test]
-    fn styles_lose_only_spaces_without_meaning() {
-        let style = "/* one */\n@media (max-width: 34rem) {\n  a :hover, b > c { top: calc(100% - 2px); margin: 0 1px; }\n  d::before { content: \"{ }; x: y\"; }\n}\n";
-        let sent = "@media (max-width:34rem){\na :hover,b > c{top:calc(100% - 2px);margin:0 1px;}\nd::before { content: \"{ }; x: y\"; }\n}\n";
-        assert_eq!(compact("a.css", style), sent);
-    }
-
-    #[test]
     fn scripts_import_only_existing_files() {
-        for (asset, _) in ASSETS {
+        for (asset, _) in ASSETS.iter().filter(|(asset, _)| asset.ends_with(".js")) {
             for marker in [" from \"./", "import(\"./"] {
                 for name in imports(asset, marker) {
-                    assert!(find_asset(name).is_some(), "{asset} imports {name}");
+                    assert!(find_asset(&name).is_some(), "{asset} imports {name}");
                 }
             }
         }
@@ -252,18 +114,25 @@ mod tests {
 
     #[test]
     fn the_scripts_that_show_a_volume_are_fetched_together() {
-        let (_, text) = ASSETS.iter().find(|(name, _)| *name == "page.js").unwrap();
+        let text = source("page.js");
         let (_, list) = text.split_once("const VOLUME_SCRIPTS = [").unwrap();
         let (list, _) = list.split_once(']').unwrap();
         let listed: Vec<String> = list.split('"').skip(1).step_by(2).map(|name| format!("{name}.js")).collect();
         let base = with_imports("page.js");
         let volume = with_imports("volume_page.js");
-        assert_eq!(listed, volume.difference(&base).copied().collect::<Vec<_>>());
+        assert_eq!(listed, volume.difference(&base).cloned().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn scripts_are_sent_minified_and_still_export_what_others_import() {
+        let sent = find_asset("describe.js").unwrap();
+        assert!(sent.len() < source("describe.js").len() * 3 / 4 && !sent.contains("/**"), "{sent}");
+        assert!(sent.contains("voxelSize"), "{sent}");
     }
 
     #[test]
     fn all_files_together_stay_small() {
-        let sent: usize = SENT.iter().map(|(_, text)| text.len()).sum();
+        let sent: usize = ASSETS.iter().map(|(_, text)| text.len()).sum();
         assert!(sent < MAX_SENT, "{sent} bytes");
     }
 
