@@ -377,7 +377,8 @@ fn plane(
     while elements(&step) > MAX_ELEMENTS {
         let longest = axes.shown().max_by_key(|axis| shape[*axis].div_ceil(step[*axis]));
         let Some(axis) = longest.filter(|axis| step[*axis] < shape[*axis]) else { break };
-        step[axis] += 1;
+        // Proportional, because an axis in one block may have billions of elements.
+        step[axis] += (step[axis] / 8).max(1);
     }
     region_of(&start, &shape, &step)
 }
