@@ -222,7 +222,9 @@ pub fn issue(
     if let Some(text) = expires {
         let end = match humantime::parse_duration(text) {
             Ok(duration) => now.checked_add(duration).ok_or("the expiry is too far in the future")?,
-            Err(_no_duration) => parse_time(text)?,
+            Err(_no_duration) => parse_time(text).map_err(|_no_time| {
+                format!("{text:?} is neither a duration such as 90d nor a time such as 2027-01-31T00:00:00Z")
+            })?,
         };
         if end <= now {
             return Err(format!("{text:?} is already in the past"));

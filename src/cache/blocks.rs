@@ -232,10 +232,27 @@ impl BlockCache {
         positions: &[GridPosition],
         fresh_since: u64,
     ) -> Result<Vec<Option<Arc<BlockEntry>>>, ReadError> {
+        let entries = self.cached_or_damaged(source, positions, dataset.id, fresh_since).await?;
+        for (position, entry) in positions.iter().zip(&entries) {
+            if let Some(entry) = entry {
+                entry.check_decodable(dataset, position)?;
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Like [`Self::cached`], but returns entries that are known not to decode, too.
+    pub(crate) async fn cached_or_damaged(
+        &self,
+        source: &dyn BlockSource,
+        positions: &[GridPosition],
+        dataset_id: u64,
+        fresh_since: u64,
+    ) -> Result<Vec<Option<Arc<BlockEntry>>>, ReadError> {
         let mut entries = Vec::with_capacity(positions.len());
         let mut stale_indices = Vec::new();
         for (index, position) in positions.iter().enumerate() {
-            let entry = self.entries.cached(&(dataset.id, position.clone())).await;
+            let entry = self.entries.cached(&(dataset_id, position.clone())).await;
             if entry.as_ref().is_some_and(|entry| !entry.validated_at.is_fresh(fresh_since)) {
                 stale_indices.push(index);
             }
@@ -257,18 +274,13 @@ impl BlockCache {
             self.entries.count(LookupResult::Stale, 1);
             let stale = Arc::downgrade(&entry);
             drop(entry);
-            self.entries.remove((dataset.id, positions[index].clone()), &stale).await;
+            self.entries.remove((dataset_id, positions[index].clone()), &stale).await;
         }
         let found = entries.iter().flatten().count() as u64;
         let missing = entries.iter().flatten().filter(|entry| entry.is_missing()).count() as u64;
         self.entries.count(LookupResult::Hit, found - missing);
         self.entries.count(LookupResult::Absent, missing);
         self.entries.count(LookupResult::Miss, positions.len() as u64 - found - deferred);
-        for (position, entry) in positions.iter().zip(&entries) {
-            if let Some(entry) = entry {
-                entry.check_decodable(dataset, position)?;
-            }
-        }
         Ok(entries)
     }
 }

@@ -138,6 +138,11 @@ impl ReadError {
         matches!(self, Self::Block { error, .. } if error.is_cancelled())
     }
 
+    /// Returns true if a single block cannot be decoded, so that others can still be read.
+    pub(crate) fn concerns_one_block(&self) -> bool {
+        matches!(self, Self::Block { .. } | Self::StoredTooLarge { .. })
+    }
+
     /// Returns true if an immediate retry may help, because another program may have been writing.
     pub(crate) fn may_be_torn(&self) -> bool {
         matches!(self, Self::Store(StoreError::Truncated(_) | StoreError::Torn(_)))

@@ -41,7 +41,7 @@ pub fn run() -> ExitCode {
     };
     match &cli.command {
         None => {
-            let advice = cli.serve.roots.first().and_then(|root| misspelled_command(root.to_str()?));
+            let advice = cli.serve.roots.iter().find_map(|root| misspelled_command(root.to_str()?));
             advice.map_or_else(|| run_server(&cli.serve), |advice| fail(&anyhow::anyhow!(advice), EXIT_USAGE))
         }
         Some(Command::Serve(args)) => run_server(args),

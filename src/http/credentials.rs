@@ -1,6 +1,7 @@
 //! Tokens of a request. They are removed from the request before other code sees it, so that no log line, problem, link
 //! or cache can repeat a token by accident.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use axum::extract::Request;
@@ -16,6 +17,10 @@ use crate::http::redact::{begins_like_token, redact};
 
 /// First segment of paths that carry a token (`/token/TOKEN/...`), and name of the query parameter.
 pub(crate) const TOKEN_KEYWORD: &str = "token";
+
+/// Parameter in which the form for a token sends the query of the page, as one text. A browser would encode the parameters
+/// of the query in another way, with `+` for a space.
+pub(crate) const FORM_QUERY: &str = "token-query";
 
 /// Tokens that a request presented.
 #[derive(Clone, Default)]
@@ -118,22 +123,46 @@ fn split_token(path: &str) -> Option<(&str, &str)> {
     rest.split_at_checked(end).filter(|(token, _)| !token.is_empty())
 }
 
-/// Returns the query without its tokens.
+/// Returns the query without its tokens. A query that the form for a token has sent as a parameter is restored.
 fn take_from_query(query: &str, presented: &mut PresentedTokens) -> String {
-    let mut remaining_pairs = Vec::new();
+    let mut remaining_pairs: Vec<Cow<'_, str>> = Vec::new();
     for pair in query.split('&') {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if percent_decode_str(name).decode_utf8().is_ok_and(|name| name == TOKEN_KEYWORD) {
-            let decoded = percent_decode_str(value).decode_utf8_lossy();
-            // People copy spaces with a token, which a form sends as `+`. No token begins or ends with either.
-            let token = decoded.trim_matches(|c: char| c == '+' || c.is_whitespace());
-            presented.add(token);
-            presented.query_token = Some(token.to_owned()).filter(|token| !token.is_empty());
-        } else {
-            remaining_pairs.push(pair);
+        match form_query(pair) {
+            Some(original) => {
+                let pairs = original.split('&').filter(|pair| !take_token(pair, presented));
+                remaining_pairs.extend(pairs.map(|pair| Cow::Owned(pair.to_owned())));
+            }
+            None if take_token(pair, presented) => {}
+            None => remaining_pairs.push(Cow::Borrowed(pair)),
         }
     }
     remaining_pairs.join("&")
+}
+
+/// Takes the token of a pair of the query. Returns false if the pair has another name.
+fn take_token(pair: &str, presented: &mut PresentedTokens) -> bool {
+    let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    if !has_name(name, TOKEN_KEYWORD) {
+        return false;
+    }
+    let decoded = percent_decode_str(value).decode_utf8_lossy();
+    // People copy spaces with a token, which a form sends as `+`. No token begins or ends with either.
+    let token = decoded.trim_matches(|c: char| c == '+' || c.is_whitespace());
+    presented.add(token);
+    presented.query_token = Some(token.to_owned()).filter(|token| !token.is_empty());
+    true
+}
+
+/// Returns the query in the value of [`FORM_QUERY`], if `pair` has that name and the value can be a query.
+fn form_query(pair: &str) -> Option<String> {
+    let (_, value) = pair.split_once('=').filter(|(name, _)| has_name(name, FORM_QUERY))?;
+    let query = percent_decode_str(value).decode_utf8().ok()?;
+    let is_valid = !query.contains('#') && PathAndQuery::try_from(format!("/?{query}")).is_ok();
+    is_valid.then(|| query.into_owned())
+}
+
+fn has_name(encoded: &str, name: &str) -> bool {
+    percent_decode_str(encoded).decode_utf8().is_ok_and(|decoded| decoded == name)
 }
 
 /// Removes all `Authorization` headers, and takes the tokens of the schemes Bearer and Basic. Other credentials are for a
@@ -240,6 +269,25 @@ mod tests {
             assert_eq!((presented.token(), presented.url_token()), (Ok(Some("T")), Some("T")), "{query}");
         }
         assert_eq!(extract_from("/x/a?token=+", &[]).1.token(), Ok(None));
+    }
+
+    #[test]
+    fn the_query_that_a_form_sends_as_a_parameter_is_restored() {
+        for (sent, restored) in [
+            ("token=T&token-query=after%3Da%2520b%26c%2Bd%3D%252B%26e", "?after=a%20b&c+d=%2B&e"),
+            ("token-query=a%3D1&token=T", "?a=1"),
+            ("token=T&token-query=", ""),
+            // Tokens are never left in the query, and a query in a restored query is a parameter like any other.
+            ("token-query=a%26token%3DT", "?a"),
+            ("token=T&token-query=token-query%3Da%2526token%253DU", "?token-query=a%26token%3DU"),
+            // No such query can have been sent.
+            ("token=T&token-query=a%20b", "?token-query=a%20b"),
+            ("token=T&token-query=a%23b", "?token-query=a%23b"),
+            ("token=T&token-query=%FF", "?token-query=%FF"),
+        ] {
+            let (remaining_uri, presented) = extract_from(&format!("/x/a?{sent}"), &[]);
+            assert_eq!((remaining_uri, presented.token()), (format!("/x/a{restored}"), Ok(Some("T"))), "{sent}");
+        }
     }
 
     #[test]

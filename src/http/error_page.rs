@@ -13,14 +13,13 @@ use axum::http::{HeaderValue, Response, StatusCode};
 use futures_util::future::BoxFuture;
 
 use crate::http::app::App;
-use crate::http::credentials::{PresentedTokens, TOKEN_KEYWORD};
+use crate::http::credentials::{FORM_QUERY, PresentedTokens, TOKEN_KEYWORD};
 use crate::http::html::{self, escape_attribute, escape_text};
 use crate::http::observe::request_id;
 use crate::http::problem::{
     self, INTERNAL, ISSUER_UNAVAILABLE, NOT_FOUND, OVERLOADED, Problem, STORAGE_UNAVAILABLE, TIMEOUT, TOO_MANY,
     UNAUTHORIZED,
 };
-use crate::http::query::params;
 use crate::http::redact::redacted_excerpt;
 use crate::http::request::RequestContext;
 use crate::http::respond::HandlerResult;
@@ -214,10 +213,9 @@ impl<'a> ErrorPage<'a> {
              <input id=\"token\" name=\"{TOKEN_KEYWORD}\" type=\"password\" required autocomplete=\"current-password\" \
              spellcheck=\"false\" autocapitalize=\"none\"{autofocus}>\n"
         );
-        for (name, value) in params::pairs(self.parts.uri.query()) {
-            let (name, value) = (escape_attribute(&name), value.unwrap_or_default());
-            let value = escape_attribute(&value);
-            let _ = writeln!(form, "<input type=\"hidden\" name=\"{name}\" value=\"{value}\">");
+        if let Some(query) = self.parts.uri.query() {
+            let query = escape_attribute(query);
+            let _ = writeln!(form, "<input type=\"hidden\" name=\"{FORM_QUERY}\" value=\"{query}\">");
         }
         let _ = writeln!(form, "<button class=\"primary\">Open</button>\n</form>");
         form

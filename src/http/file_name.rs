@@ -2,6 +2,7 @@
 //!
 //! Source: RFC 6266; RFC 8187 for names beyond ASCII.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use axum::http::HeaderValue;
@@ -15,6 +16,15 @@ const MAX_NAME_CHARACTERS: usize = 120;
 
 /// Maximum number of path segments in a name.
 const MAX_SEGMENTS: usize = 3;
+
+/// Maximum number of characters of an axis's name in a name.
+const MAX_AXIS_NAME_CHARACTERS: usize = 8;
+
+/// Names of axes that have none in the metadata.
+const AXIS_NAMES: [&str; 5] = ["x", "y", "z", "t", "c"];
+
+/// Capacity in bytes that is enough for most names and headers.
+const USUAL_BYTES: usize = 160;
 
 /// Returns the name of a slice of the dataset at `key`, such as `em_s0_x0-512_y0-512_z20.tif`. Axes that are selected
 /// as a whole are left out. `axes` are the names of all axes, or empty.
@@ -34,74 +44,96 @@ pub(crate) fn slice(
         if *start == 0 && *samples == size && *step == 1 && size != 1 {
             continue;
         }
-        let axis_name: String = match axes.get(axis) {
-            Some(given) => safe_text(given).chars().take(8).collect(),
-            None => String::new(),
-        };
-        let fallback = ["x", "y", "z", "t", "c"].get(axis).map_or_else(|| format!("d{axis}_"), ToString::to_string);
-        let axis_name = if axis_name.is_empty() { fallback } else { axis_name };
-        let extent = u64::try_from(i128::from(*samples) * i128::from(*step)).unwrap_or(u64::MAX);
-        let end = i128::from(*start) + i128::from(extent);
-        let end = if *start >= 0 { end.min(i128::from(size).max(i128::from(*start) + 1)) } else { end };
+        name.push('_');
+        let given = axes.get(axis).map(|given| safe_text(given)).filter(|given| !given.is_empty());
         // Writing to a string does not fail.
-        let _ = match *samples {
-            1 => write!(name, "_{axis_name}{start}"),
-            _ => write!(name, "_{axis_name}{start}-{end}"),
-        };
+        match (given, AXIS_NAMES.get(axis)) {
+            (Some(given), _) => name.extend(given.chars().take(MAX_AXIS_NAME_CHARACTERS)),
+            (None, Some(known)) => name.push_str(known),
+            (None, None) => {
+                let _ = write!(name, "d{axis}_");
+            }
+        }
+        let _ = write!(name, "{start}");
+        if *samples != 1 {
+            let extent = u64::try_from(i128::from(*samples) * i128::from(*step)).unwrap_or(u64::MAX);
+            let end = i128::from(*start) + i128::from(extent);
+            let end = if *start >= 0 { end.min(i128::from(size).max(i128::from(*start) + 1)) } else { end };
+            let _ = write!(name, "-{end}");
+        }
         if *step > 1 && *samples > 1 {
             let _ = write!(name, "by{step}");
         }
     }
-    with_suffix(&name, suffix)
+    with_suffix(name, suffix)
 }
 
 /// Returns the name of the thumbnail of the volume at `key`.
 pub(crate) fn thumbnail(mount: &str, key: &Key, format: &str) -> String {
-    with_suffix(&format!("{}_thumbnail", stem(mount, key)), if format == "jpeg" { "jpg" } else { format })
+    with_suffix(stem(mount, key) + "_thumbnail", if format == "jpeg" { "jpg" } else { format })
 }
 
 /// Returns the value of `Content-Disposition`. A browser shows an `is_inline` response if it can, and saves others.
 pub(crate) fn content_disposition(name: &str, is_inline: bool) -> HeaderValue {
     let kind = if is_inline { "inline" } else { "attachment" };
-    let ascii: String = name.chars().map(|c| if c.is_ascii() { c } else { '_' }).collect();
-    let mut text = format!("{kind}; filename=\"{ascii}\"");
-    if ascii != name {
+    let mut text = String::with_capacity(USUAL_BYTES);
+    for part in [kind, "; filename=\""] {
+        text.push_str(part);
+    }
+    if name.is_ascii() {
+        text.push_str(name);
+    } else {
+        text.extend(name.chars().map(|c| if c.is_ascii() { c } else { '_' }));
+    }
+    text.push('"');
+    if !name.is_ascii() {
         // Every byte that may not stand in an extended value is percent-encoded.
         let _ = write!(text, "; filename*=UTF-8''{}", route::encode_segment(name));
     }
-    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("attachment"))
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("attachment"))
 }
 
 /// Returns the last names of a path, joined. The name of the container stands for its root.
 fn stem(mount: &str, key: &Key) -> String {
-    let mut names: Vec<String> = key.segments().rev().take(MAX_SEGMENTS).map(safe_text).collect();
-    names.reverse();
-    names.retain(|name| !name.is_empty());
-    if names.is_empty() {
-        names.push(safe_text(mount));
+    let path = key.as_str();
+    let first = path.rmatch_indices('/').nth(MAX_SEGMENTS - 1).map_or(0, |(slash, _)| slash + 1);
+    let mut stem = String::with_capacity(USUAL_BYTES);
+    let names = path.get(first..).unwrap_or_default().split('/').map(safe_text);
+    for name in names.filter(|name| !name.is_empty()) {
+        if !stem.is_empty() {
+            stem.push('_');
+        }
+        stem.push_str(&name);
     }
-    let name = names.join("_");
-    if name.is_empty() { "data".to_owned() } else { name }
+    if stem.is_empty() {
+        stem.push_str(&safe_text(mount));
+    }
+    if stem.is_empty() { "data".to_owned() } else { stem }
 }
 
 /// Replaces characters that are not letters, digits, `-` or `.` by `_`. Dots at the ends are removed, because such
 /// names are hidden or invalid on some systems.
-fn safe_text(text: &str) -> String {
+fn safe_text(text: &str) -> Cow<'_, str> {
+    if text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)) {
+        return Cow::Borrowed(text.trim_matches(['.', '_']));
+    }
     let safe = text.chars().map(|c| if c.is_alphanumeric() || matches!(c, '-' | '.') { c } else { '_' });
-    safe.collect::<String>().trim_matches(['.', '_']).to_owned()
+    Cow::Owned(safe.collect::<String>().trim_matches(['.', '_']).to_owned())
 }
 
 /// Appends the suffix to a name that is cut in the middle if it is too long.
-fn with_suffix(name: &str, suffix: &str) -> String {
-    let characters: Vec<char> = name.chars().collect();
+fn with_suffix(mut name: String, suffix: &str) -> String {
     let half = MAX_NAME_CHARACTERS / 2;
-    let name = match (characters.get(..half), characters.len().checked_sub(half).and_then(|at| characters.get(at..))) {
-        (Some(start), Some(end)) if characters.len() > MAX_NAME_CHARACTERS => {
-            format!("{}_{}", start.iter().collect::<String>(), end.iter().collect::<String>())
-        }
-        _ => name.to_owned(),
-    };
-    format!("{name}.{suffix}")
+    // No name has more characters than bytes.
+    if name.len() > MAX_NAME_CHARACTERS
+        && name.chars().count() > MAX_NAME_CHARACTERS
+        && let Some((start_len, _)) = name.char_indices().nth(half)
+        && let Some((end_offset, _)) = name.char_indices().nth_back(half - 1)
+    {
+        name.replace_range(start_len..end_offset, "_");
+    }
+    name.push('.');
+    name + suffix
 }
 
 #[cfg(test)]

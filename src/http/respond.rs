@@ -23,6 +23,9 @@ use crate::store::Key;
 /// The response of a handler, or the problem that prevents it.
 pub(crate) type HandlerResult = Result<Response<Body>, Problem>;
 
+/// Number of headers that a response has in addition to [`Entity::extra`], at most, unless it is unusual.
+const USUAL_HEADERS: usize = 12;
+
 /// Marks a response whose body is a document that is compressed for clients that accept compression.
 #[derive(Clone)]
 pub(crate) struct Compressible;
@@ -68,6 +71,8 @@ impl Entity<'_> {
 
     /// Adds the headers of a response with this status, except for those that depend on the body's length.
     pub(crate) fn add_headers(&self, headers: &mut HeaderMap, status: StatusCode) {
+        // Room for those of this function and for the headers that all responses have in common.
+        headers.reserve(self.extra.len() + USUAL_HEADERS);
         headers.extend(self.extra.clone());
         if let Some(etag) = &self.etag {
             insert_header(headers, ETAG, etag);

@@ -23,38 +23,73 @@ const ENOUGH_ELEMENTS: u64 = 1 << 20;
 /// Smallest slice budget with which stacks are calibrated, in bytes. Describing a dataset takes 64 KiB of it.
 const MIN_CALIBRATING_BUDGET: u64 = 128 << 10;
 
+/// What a picture takes in addition to the query and the dataset's own attributes.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each need is independent")]
+pub(crate) struct PictureNeeds {
+    /// True if the format shows the channels of a region in one image.
+    shows_channels: bool,
+    /// True if the query names channels, colours, or a window for each channel.
+    names_channels: bool,
+    /// True if the region's channels are shown in one image, if it has any.
+    combines_channels: bool,
+    /// True if a window is computed from the values.
+    has_automatic_window: bool,
+    /// True if the response says the size and the kind of its axes.
+    is_calibrated: bool,
+}
+
+impl PictureNeeds {
+    /// Returns what the picture of `request` takes, or `None` if that is nothing, as for most slices.
+    ///
+    /// # Errors
+    /// Returns 400 if the query does not fit the format.
+    pub(crate) fn of(mount: &Mount, query: &SliceQuery, request: &SliceRequest) -> Result<Option<Self>, Problem> {
+        let windows = query.windows.as_deref().unwrap_or_default();
+        let given = [
+            ("channels", query.channels.is_some()),
+            ("colors", query.colours.is_some()),
+            ("window", !windows.is_empty()),
+        ];
+        for (parameter, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+            output::check_parameter(request.format, parameter)
+                .map_err(|reason| Problem::invalid_parameter(parameter, reason))?;
+        }
+        let shows_channels = request.format.parameters().contains(&"channels");
+        if !shows_channels && windows.len() > 1 {
+            let detail = format!("window has {} values, but {} has one window", windows.len(), request.format.name());
+            return Err(Problem::invalid_parameter("window", detail));
+        }
+        let names_channels = query.channels.is_some() || query.colours.is_some() || windows.len() > 1;
+        let long_axes = || request.selection.shape().iter().filter(|size| **size > 1).count();
+        let combines_channels = shows_channels && (names_channels || long_axes() > 2);
+        let has_automatic_window = windows.contains(&WindowChoice::Auto);
+        let has_memory = || mount.container.resources().settings().slice_budget >= MIN_CALIBRATING_BUDGET;
+        let is_calibrated = request.format.is_calibrated() && has_memory();
+        let is_any = combines_channels || has_automatic_window || is_calibrated;
+        Ok(is_any.then_some(Self {
+            shows_channels,
+            names_channels,
+            combines_channels,
+            has_automatic_window,
+            is_calibrated,
+        }))
+    }
+}
+
 /// Fills in those options of `request` that depend on more than the query: automatic windows and channels.
 ///
 /// # Errors
-/// Returns 400 if the query does not fit the format or the dataset, and the errors of reading a sample of the dataset.
+/// Returns 400 if the query does not fit the dataset, and the errors of reading a sample of the dataset.
 pub(crate) async fn resolve(
     context: &RequestContext<'_>,
     mount: &Mount,
     query: &SliceQuery,
     source: &SliceSource,
     request: &mut SliceRequest,
+    needs: PictureNeeds,
 ) -> Result<(), Problem> {
-    let windows = query.windows.as_deref().unwrap_or_default();
-    let given =
-        [("channels", query.channels.is_some()), ("colors", query.colours.is_some()), ("window", !windows.is_empty())];
-    for (parameter, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
-        output::check_parameter(request.format, parameter)
-            .map_err(|reason| Problem::invalid_parameter(parameter, reason))?;
-    }
-    let shows_channels = output::check_parameter(request.format, "channels").is_ok();
-    if !shows_channels && windows.len() > 1 {
-        let detail = format!("window has {} values, but {} has one window", windows.len(), request.format.name());
-        return Err(Problem::invalid_parameter("window", detail));
-    }
-    let names_channels = query.channels.is_some() || query.colours.is_some() || windows.len() > 1;
-    let long_axes = request.selection.shape().iter().filter(|size| **size > 1).count();
-    let is_automatic = windows.contains(&WindowChoice::Auto);
-    let needs_channels = shows_channels && (names_channels || long_axes > 2);
-    let has_memory = mount.container.resources().settings().slice_budget >= MIN_CALIBRATING_BUDGET;
-    let is_calibrated = request.format.is_calibrated() && has_memory;
-    if !needs_channels && !is_automatic && !is_calibrated {
-        return Ok(());
-    }
+    let PictureNeeds { shows_channels, names_channels, combines_channels, has_automatic_window, is_calibrated } = needs;
     let own_volume = match &source.level {
         Some(_) => None,
         None => read_volume(context, mount, &source.dataset).await?,
@@ -70,7 +105,7 @@ pub(crate) async fn resolve(
     let channel_axis = volume.and_then(Volume::channel_axis);
     let position = channel_axis.and_then(|axis| request.selection.kept_axes.iter().position(|kept| *kept == axis));
     if let (Some(axis), Some(position)) = (channel_axis, position)
-        && needs_channels
+        && combines_channels
     {
         request.options.composite = Some(picture.composite(query, request, axis, position).await?);
         request.options.window = None;
@@ -89,7 +124,7 @@ pub(crate) async fn resolve(
         };
         return Err(Problem::invalid_parameter(given_name(query), detail));
     }
-    if is_automatic {
+    if has_automatic_window {
         let selected = channel_axis.and_then(|axis| {
             let region = &request.selection.region;
             let index = u64::try_from(*region.start().get(axis)?).ok()?;

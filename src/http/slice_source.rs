@@ -14,18 +14,17 @@ use crate::view::{self, Volume};
 use n5_format::{AttributesDocument, DescribedDataset};
 use n5_metadata::AxisKind;
 
-/// A dataset and the samples that a request selects.
+/// The dataset of a slice.
 pub(crate) struct SliceSource {
     pub(crate) dataset: Arc<Dataset>,
     /// Names of the axes; empty if they are unknown.
     pub(crate) axes: Arc<[String]>,
-    pub(crate) selection: Selection,
     /// The multiscale group and the number of the level in it, if the query names a level.
     pub(crate) level: Option<(Volume, usize)>,
 }
 
 impl SliceSource {
-    /// Finds the dataset or the level, and the samples.
+    /// Finds the dataset or the level, and the samples that the query selects.
     ///
     /// # Errors
     /// Returns 404 if there is no dataset or no such level, and 400 if the query does not fit.
@@ -34,17 +33,27 @@ impl SliceSource {
         mount: &Mount,
         key: &Key,
         query: &SliceQuery,
-    ) -> Result<Self, Problem> {
-        let container = &mount.container;
-        let to_problem = |error| mount.problem(error);
-        let Some(choice) = &query.level else {
-            let found = container.dataset_and_axes(context.read_options, key, axis_names).await;
-            let (dataset, axes) = found.map_err(to_problem)?;
-            let selection = query.select(dataset.attributes.dimensions())?;
-            return Ok(Self { dataset, axes, selection, level: None });
-        };
+    ) -> Result<(Self, Selection), Problem> {
+        if let Some(choice) = &query.level {
+            // Boxed, because few requests name a level, and the others would have to reserve memory for this.
+            return Box::pin(Self::find_level(context, mount, key, query, choice)).await;
+        }
+        let found = mount.container.dataset_and_axes(context.read_options, key, axis_names).await;
+        let (dataset, axes) = found.map_err(|error| mount.problem(error))?;
+        let selection = query.select(dataset.attributes.dimensions())?;
+        Ok((Self { dataset, axes, level: None }, selection))
+    }
+
+    async fn find_level(
+        context: &RequestContext<'_>,
+        mount: &Mount,
+        key: &Key,
+        query: &SliceQuery,
+        choice: &LevelChoice,
+    ) -> Result<(Self, Selection), Problem> {
         let path = mount.path_of(key);
-        let found = view::read_volume(container, context.read_options, key, &path).await.map_err(to_problem)?;
+        let found = view::read_volume(&mount.container, context.read_options, key, &path).await;
+        let found = found.map_err(|error| mount.problem(error))?;
         let Some(volume) = found else {
             let detail = format!("/{key} is neither a multiscale group nor a dataset, so it has no levels");
             return Err(mount.problem(Problem::new(problem::NOT_A_DATASET, detail)));
@@ -58,7 +67,7 @@ impl SliceSource {
         let are_named = level.space.axes.iter().all(|axis| axis.has_given_name);
         let axes =
             if are_named { level.space.axes.iter().map(|axis| axis.name.clone()).collect() } else { Arc::default() };
-        Ok(Self { dataset: Arc::clone(&level.dataset), axes, selection, level: Some((volume, number)) })
+        Ok((Self { dataset: Arc::clone(&level.dataset), axes, level: Some((volume, number)) }, selection))
     }
 
     /// Returns the path of the level in its group; `None` if the query names no level, or the path is a dataset's.

@@ -89,7 +89,7 @@ impl BandStream {
         // After the first band, the response can no longer be refused.
         let retry_time =
             if is_first { Duration::ZERO } else { self.container.resources.blocks.budget().started_wait() };
-        let (slabs, _) = reader.gather(&band, slabs, retry_time).await?;
+        let (slabs, _) = reader.gather(&band, slabs, retry_time, false).await?;
         drop(loading);
         if self.swapped_width.is_none() && !slice.is_converted() {
             return Ok(Some(slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect()));

@@ -26,6 +26,8 @@ pub struct Derivation {
     pub id: u128,
     /// Memory that the derivation takes in addition to the elements, including the result.
     pub extra_bytes: u64,
+    /// True if a block that cannot be decoded is left out, so that its elements are 0. At least one block must be intact.
+    pub skips_damaged: bool,
     /// Derives the bytes from the elements (little-endian, first axis fastest), on the CPU pool. Fails with
     /// [`ReadError::NotRepresentable`] or [`ReadError::Convert`].
     pub apply: Arc<dyn Fn(Bytes) -> Result<Bytes, ReadError> + Send + Sync>,
@@ -93,7 +95,14 @@ async fn derive(
     flight: FlightHandle,
 ) -> Result<ObjectEntry, ReadError> {
     let resources = &reader.container.resources;
-    let read = reader.read_whole(derivation.extra_bytes, ReadPurpose::Derivation).await?;
+    // Of all blocks, damaged ones included. It is older than the elements, so that a repaired block is noticed.
+    let all_blocks = if derivation.skips_damaged {
+        Some(fingerprint(reader.container, reader.options, reader.slice).await?)
+    } else {
+        None
+    };
+    let purpose = if derivation.skips_damaged { ReadPurpose::Preview } else { ReadPurpose::Derivation };
+    let read = reader.read_whole(derivation.extra_bytes, purpose).await?;
     let SliceRead { pieces, mut memory, stats } = read;
     let data = pieces.into_iter().next().unwrap_or_default();
     let checked_at = stats.oldest_check.unwrap_or(0);
@@ -119,7 +128,8 @@ async fn derive(
     };
     let (bytes, memory, is_new_buffer) = result?;
     let len = bytes.len() as u64;
-    let Fingerprint { etags_hash, versions_hash, .. } = stats.fingerprint;
+    let read_blocks = all_blocks.filter(|_| stats.damage.is_some()).unwrap_or(stats.fingerprint);
+    let Fingerprint { etags_hash, versions_hash, .. } = read_blocks;
     let meta = ObjectMeta { len, modified: None, etag: Arc::default(), version: versions_hash };
     // Unchanged elements hold a permit of another budget, which must not stay in this cache.
     if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {

@@ -42,6 +42,8 @@ pub(crate) struct Gather<'a> {
     pub(crate) context: Arc<GatherContext>,
     /// Time for which loads that get no memory are retried.
     pub(crate) retry_time: Duration,
+    /// True if a block that cannot be decoded is left out, so that its elements are 0. At least one block must be intact.
+    pub(crate) skips_damaged: bool,
     pub(crate) stats: ReadStats,
 }
 
@@ -56,6 +58,11 @@ impl Gather<'_> {
                 break;
             }
             self.gather_batch(&batch).await?;
+        }
+        if self.stats.fingerprint.is_empty()
+            && let Some(damage) = self.stats.damage.take()
+        {
+            return Err(*damage);
         }
         let context =
             Arc::into_inner(self.context).ok_or_else(|| ReadError::Internal("a job outlived its slice".to_owned()))?;
@@ -73,17 +80,17 @@ impl Gather<'_> {
     async fn gather_batch(&mut self, positions: &[GridPosition]) -> Result<(), ReadError> {
         let GatherContext { container, options, source, dataset, .. } = &*self.context;
         let started = Instant::now();
-        let cached = self.context.blocks().cached(&**source, dataset, positions, options.data_since);
+        let cached = self.context.blocks().cached_or_damaged(&**source, positions, dataset.id, options.data_since);
         let cached = container.abort_if_contended(&dataset.key, Box::pin(cached)).await?;
         self.stats.cache += started.elapsed();
-        let (items, read_in_parts) = self.split_batch(positions, cached);
+        let (items, read_in_parts) = self.split_batch(positions, cached)?;
 
         // Hits are pasted and dropped before any load is awaited. A request that waits for memory thus holds no blocks
         // that the cache has evicted.
         let missing_before = self.stats.missing;
         let deferred = self.context.paste(items, &mut self.stats).await?;
         self.load_and_paste(deferred).await?;
-        let parts_stats = paste_parts(&self.context, read_in_parts).await?;
+        let parts_stats = paste_parts(&self.context, read_in_parts, self.skips_damaged).await?;
         self.stats.merge(&parts_stats);
         if self.stats.missing > missing_before {
             let GatherContext { container, options, dataset, .. } = &*self.context;
@@ -95,18 +102,26 @@ impl Gather<'_> {
 
     /// Counts the cached blocks of a batch. Returns the blocks to paste whole, and the positions of the blocks that are
     /// read in parts.
+    ///
+    /// # Errors
+    /// Returns the error of a damaged block, unless damaged blocks are skipped.
     fn split_batch(
         &mut self,
         positions: &[GridPosition],
         cached: Vec<Option<Arc<BlockEntry>>>,
-    ) -> (Vec<PasteItem>, Vec<GridPosition>) {
-        let region = self.context.canvas.region();
+    ) -> Result<(Vec<PasteItem>, Vec<GridPosition>), ReadError> {
+        let GatherContext { canvas, dataset, .. } = &*self.context;
+        let region = canvas.region();
         let bypasses_cache = self.bypasses_cache();
         let mut items = Vec::with_capacity(positions.len());
         let mut read_in_parts = Vec::new();
         for (position, entry) in positions.iter().zip(cached) {
             let position = position.clone();
             if let Some(entry) = entry {
+                if let Err(error) = entry.check_decodable(dataset, &position) {
+                    self.stats.skip_damaged(error, self.skips_damaged)?;
+                    continue;
+                }
                 self.stats.hits += 1;
                 self.stats.count_block(&position, &entry);
                 items.push(PasteItem::Decoded(position, entry));
@@ -117,7 +132,7 @@ impl Gather<'_> {
                 items.push(PasteItem::Stored { position, should_cache });
             }
         }
-        (items, read_in_parts)
+        Ok((items, read_in_parts))
     }
 
     /// Returns true if the blocks of the slice should bypass the cache, because together they exceed the cache. If they
@@ -165,7 +180,13 @@ impl Gather<'_> {
                     positions.push_back((position, true));
                     continue;
                 }
-                let (block, times) = result?;
+                let (block, times) = match result {
+                    Ok(loaded) => loaded,
+                    Err(error) => {
+                        self.stats.skip_damaged(error, self.skips_damaged)?;
+                        continue;
+                    }
+                };
                 self.stats.count_load(&times);
                 self.stats.count_block(&position, &block);
                 items.push(PasteItem::Decoded(position, block));

@@ -65,15 +65,20 @@ pub(crate) fn is_read_in_parts(
 }
 
 /// Reads and pastes those parts of the blocks at `positions` that hold samples of the canvas. Returns the counters.
+/// `skips_damaged` is as in [`Gather`](super::gather::Gather).
 pub(crate) async fn paste_parts(
     context: &Arc<GatherContext>,
     positions: Vec<GridPosition>,
+    skips_damaged: bool,
 ) -> Result<ReadStats, ReadError> {
     let blocks = stream::iter(positions).map(|position| paste_block_parts(context, position));
     let mut blocks = std::pin::pin!(blocks.buffer_unordered(CONCURRENT_BLOCKS));
     let mut stats = ReadStats::default();
-    while let Some(block_stats) = blocks.try_next().await? {
-        stats.merge(&block_stats);
+    while let Some(block) = blocks.next().await {
+        match block {
+            Ok(block_stats) => stats.merge(&block_stats),
+            Err(error) => stats.skip_damaged(error, skips_damaged)?,
+        }
     }
     Ok(stats)
 }

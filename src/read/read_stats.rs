@@ -34,6 +34,8 @@ pub struct ReadStats {
     pub assemble: Duration,
     /// Fingerprint of the blocks that were read.
     pub fingerprint: Fingerprint,
+    /// Error of the first block that was skipped because it is damaged. No skipped block counts in the fingerprint.
+    pub(crate) damage: Option<Box<ReadError>>,
     /// Oldest moment at which a block that was read had last been compared with the store.
     pub(crate) oldest_check: Option<u64>,
 }
@@ -58,6 +60,18 @@ impl ReadStats {
         self.oldest_check = Some(self.oldest_check.map_or(checked_at, |earlier| earlier.min(checked_at)));
     }
 
+    /// Records a block that is left out because of `error`.
+    ///
+    /// # Errors
+    /// Returns `error` if it is not about a single block, or if `is_allowed` is false.
+    pub(crate) fn skip_damaged(&mut self, error: ReadError, is_allowed: bool) -> Result<(), ReadError> {
+        if !is_allowed || !error.concerns_one_block() {
+            return Err(error);
+        }
+        self.damage.get_or_insert_with(|| Box::new(error));
+        Ok(())
+    }
+
     /// Adds the counters of other blocks.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.missing += other.missing;
@@ -68,6 +82,9 @@ impl ReadStats {
         self.decode += other.decode;
         self.assemble += other.assemble;
         self.fingerprint.merge(&other.fingerprint);
+        if self.damage.is_none() {
+            self.damage.clone_from(&other.damage);
+        }
         self.oldest_check = [self.oldest_check, other.oldest_check].into_iter().flatten().min();
     }
 

@@ -282,7 +282,7 @@ async fn read_blocks(
         for (position, result) in ready {
             match result {
                 Ok(entry) => readable.push((position.clone(), entry)),
-                Err(error @ (ReadError::Block { .. } | ReadError::StoredTooLarge { .. })) => {
+                Err(error) if error.concerns_one_block() => {
                     accumulation.blocks_unreadable += 1;
                     accumulation.first_error.get_or_insert(error);
                 }

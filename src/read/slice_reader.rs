@@ -51,6 +51,8 @@ pub enum ReadPurpose {
     /// A result is derived from the elements. No client is charged, because the result may be sent to any number of
     /// clients.
     Derivation,
+    /// Like [`Self::Derivation`], but a block that cannot be decoded is left out if another one is intact.
+    Preview,
 }
 
 /// Elements of a slice.
@@ -99,13 +101,13 @@ impl SliceReader<'_> {
         let memory = MemoryPermit::new((extra_bytes > 0).then_some(extra), budget);
         let single_block = match purpose {
             ReadPurpose::Response => self.single_block_to_send(&mut stats).await?,
-            ReadPurpose::Derivation => self.single_block(&mut stats).await?,
+            ReadPurpose::Derivation | ReadPurpose::Preview => self.single_block(&mut stats).await?,
         };
         if let Some(elements) = single_block {
             return Ok(SliceRead { pieces: vec![elements], memory, stats });
         }
         let slab = Slab::new(slice.region.clone(), stored_bytes, elements)?;
-        self.gather_whole(vec![slab], memory).await
+        self.gather_whole(vec![slab], memory, purpose == ReadPurpose::Preview).await
     }
 
     /// Reads a slice that is sent unchanged. Each piece gives its memory back as soon as it is sent.
@@ -132,12 +134,17 @@ impl SliceReader<'_> {
             _ => cut_slabs(slice, &slice.region, permits.elements, None)?,
         };
         // `permits.loading` is dropped when all blocks have been pasted.
-        self.gather_whole(slabs, memory).await
+        self.gather_whole(slabs, memory, false).await
     }
 
     /// Fills `slabs`, the parts of the slice.
-    async fn gather_whole(&self, slabs: Vec<Slab>, memory: MemoryPermit) -> Result<SliceRead, ReadError> {
-        let (slabs, stats) = self.gather(&self.slice.region, slabs, Duration::ZERO).await?;
+    async fn gather_whole(
+        &self,
+        slabs: Vec<Slab>,
+        memory: MemoryPermit,
+        skips_damaged: bool,
+    ) -> Result<SliceRead, ReadError> {
+        let (slabs, stats) = self.gather(&self.slice.region, slabs, Duration::ZERO, skips_damaged).await?;
         let budget = &self.container.resources.slice_budget;
         let pieces = slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect();
         Ok(SliceRead { pieces, memory, stats })
@@ -166,12 +173,13 @@ impl SliceReader<'_> {
     }
 
     /// Fills `slabs`, the parts of `region`, with the samples of all blocks. Loads that get no memory are retried for
-    /// `retry_time`.
+    /// `retry_time`. `skips_damaged` is as in [`Gather`].
     pub(super) async fn gather(
         &self,
         region: &Region,
         slabs: Vec<Slab>,
         retry_time: Duration,
+        skips_damaged: bool,
     ) -> Result<(Vec<(Vec<u8>, Permit)>, ReadStats), ReadError> {
         let Self { container, options, slice } = *self;
         let grid = slice.dataset.attributes.grid().clone();
@@ -180,7 +188,7 @@ impl SliceReader<'_> {
         let canvas = Canvas::new(grid, slice.stored_width(), region.clone(), axis, slabs, budget)
             .with_axis_order(slice.axis_order.clone());
         let context = Arc::new(GatherContext::new(container, options, slice, canvas));
-        Gather { slice, context, retry_time, stats: ReadStats::default() }.run().await
+        Gather { slice, context, retry_time, skips_damaged, stats: ReadStats::default() }.run().await
     }
 
     /// Returns the elements if the slice is exactly one block, like [`Self::single_block`], and charges them to the

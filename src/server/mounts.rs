@@ -213,7 +213,7 @@ async fn reopen(
         let opened = open_with_timeout(container, call_timeout, &open_lock, REOPEN_TIMEOUT.min(call_timeout)).await;
         opened.and_then(|location| check_still_mounted(current, container, &location).map(|()| location))
     } else {
-        Err(anyhow!("cannot serve {}: its storage does not answer", describe(container)))
+        Err(anyhow!("cannot open {}: its storage does not answer", describe(container)))
     };
     let location = result.unwrap_or_else(|why| {
         let why = format!("{why:#}");
@@ -244,7 +244,7 @@ fn check_still_mounted(
     let ContainerLocation::Local { store, .. } = location else { return Ok(()) };
     let was_mount = |mounted: &MountedContainer| matches!(&mounted.location, ContainerLocation::Local { store: known, .. } if known.is_mount() && known.root() == store.root());
     if !store.is_mount() && current.iter().any(was_mount) {
-        bail!("cannot serve {}: nothing is mounted there any more", describe(container));
+        bail!("cannot open {}: nothing is mounted there any more", describe(container));
     }
     Ok(())
 }
@@ -277,7 +277,7 @@ async fn open_with_timeout(
         };
         off_thread(timeout, open).await
     };
-    let store = store.await.with_context(|| format!("cannot serve {}", describe(container)))?;
+    let store = store.await.with_context(|| format!("cannot open {}", describe(container)))?;
     Ok(ContainerLocation::Local { store, call_timeout })
 }
 
@@ -287,7 +287,7 @@ async fn open_with_timeout(
 /// Returns an error if the store cannot be opened.
 pub(crate) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     let store = open_local_store(container, storage_call_timeout(config));
-    Ok(Arc::new(store.with_context(|| format!("cannot serve {}", describe(container)))?))
+    Ok(Arc::new(store.with_context(|| format!("cannot open {}", describe(container)))?))
 }
 
 /// Returns the time limit for a storage call. It is shorter than the time limit of the request that needs the call, so

@@ -44,6 +44,11 @@ impl AxisPermutation {
         Some(order)
     }
 
+    /// Returns false if no name in a path has an order. Most paths have none, and this test is fast.
+    pub(super) fn may_be_in_name(path: &str) -> bool {
+        path.contains(SEPARATOR)
+    }
+
     /// Splits a name such as `s0@02134` into the name of the dataset and the order.
     pub(super) fn split_name(name: &str) -> Option<(&str, Self)> {
         let (dataset, digits) = name.rsplit_once(SEPARATOR).filter(|(dataset, _)| !dataset.is_empty())?;

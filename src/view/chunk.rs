@@ -239,6 +239,7 @@ impl Chunk {
         let derivation = Derivation {
             id: xxh3_128(self.encoder.id().as_bytes()),
             extra_bytes: self.encoder.encoder_bytes(&shape, self.element_bytes()),
+            skips_damaged: false,
             apply: Arc::new(move |data| {
                 encoder.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })
             }),

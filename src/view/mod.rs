@@ -40,7 +40,7 @@ pub use chunk_encoder::{ChunkEncoder, StreamLayout};
 pub use lookup::{ResolvedKey, ViewLookup};
 pub use node::{LoadedNode, read_node, read_node_with_text};
 pub use subtree::{
-    SubtreeEnd, SubtreeEntry, SubtreeRequest, is_container_root, summarize_directory, summarize_subtree,
+    MAX_PAGE_TIME, SubtreeEnd, SubtreeEntry, SubtreeRequest, is_container_root, summarize_directory, summarize_subtree,
 };
 pub use volume::{MAX_SEARCHED, Volume, VolumeLevel, find_volume, read_volume};
 

@@ -156,6 +156,7 @@ impl ChannelPlan {
         let derivation = Derivation {
             id: xxh3_128(format!("omero windows {channel_axis:?} {:?}", Statistics::WINDOW_PERCENTAGES).as_bytes()),
             extra_bytes: accumulator_bytes.saturating_add(element_bytes).saturating_add(RESULT_BYTES),
+            skips_damaged: false,
             apply: Arc::new(move |data| Ok(windows_text(&data, &shape, channel_axis, &data_type).into())),
         };
         let derived = read::read_derived(lookup.container, lookup.options, &slice, &derivation).await?;

@@ -27,7 +27,7 @@ const MAX_LEVEL_CANDIDATES: usize = 1000;
 const MAX_DIRECTORIES: usize = 20_000;
 
 /// Time after which a page ends, so that slow storage gives a short page and no timeout.
-const MAX_PAGE_TIME: Duration = Duration::from_secs(2);
+pub const MAX_PAGE_TIME: Duration = Duration::from_secs(2);
 
 /// Approximate memory of a name in addition to its text, in bytes.
 const NAME_BYTES: u64 = 56;

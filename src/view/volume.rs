@@ -205,7 +205,9 @@ pub async fn find_volume(
                 let group = container.group_if_readable(options, &next).await?;
                 let room = MAX_SEARCHED.saturating_sub(searched + queue.len()).min(MAX_CHILDREN);
                 if room > 0 && !group.is_some_and(|group| is_dataset(&group.state)) {
-                    let children = container.subdirectories(&next, None, room, true).await?.unwrap_or_default();
+                    let children = container.subdirectories(&next, None, room, true).await;
+                    let children = if next == *key { children? } else { ReadError::hidden_as_none(children)? };
+                    let children = children.unwrap_or_default();
                     // A Zarr store is not a part of the N5 hierarchy.
                     let names = if children.zarr.is_some() { Vec::new() } else { children.names };
                     queue.extend(names.iter().filter_map(|name| next.child(name).ok()));

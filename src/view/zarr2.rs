@@ -18,7 +18,7 @@ use super::zarr_subtree::{can_read_subtree, read_subtree};
 use crate::cache::{Dataset, ReadError};
 use crate::container::DirectoryEntry;
 use crate::store::Key;
-use n5_format::{BlockEncoding, JsonObjectBuilder};
+use n5_format::{BlockEncoding, Coords, JsonObjectBuilder};
 
 const ZARRAY: &str = ".zarray";
 const ZGROUP: &str = ".zgroup";
@@ -106,14 +106,14 @@ impl View for Zarr2 {
 /// of a chunk.
 async fn find_chunk(
     lookup: &ViewLookup<'_>,
-) -> Result<Option<(Arc<Dataset>, Option<AxisPermutation>, Vec<u64>)>, ReadError> {
+) -> Result<Option<(Arc<Dataset>, Option<AxisPermutation>, Coords)>, ReadError> {
     if let Some((array, coordinates)) = split_reordered(lookup.key)
         && let ZarrNodeType::Array(dataset, order) = node_type(lookup, &array).await?
     {
-        return Ok((coordinates.len() == dataset.attributes.rank()).then_some((dataset, order, coordinates)));
+        return Ok((coordinates.len() == dataset.attributes.rank()).then(|| (dataset, order, coordinates.into())));
     }
     let found = lookup.container.dataset_and_coordinates(lookup.options, lookup.key).await?;
-    Ok(found.map(|(dataset, coordinates)| (dataset, None, coordinates.to_vec())))
+    Ok(found.map(|(dataset, coordinates)| (dataset, None, coordinates)))
 }
 
 fn zgroup_json() -> Value {

@@ -72,6 +72,9 @@ async fn reordered_dataset(
 /// Returns the array whose chunks or directories of chunks include `key`, if the last name before the coordinates has
 /// the form of an array with reordered axes. Also returns the coordinates, in the order of the array.
 pub(super) fn split_reordered(key: &Key) -> Option<(Key, Vec<u64>)> {
+    if !AxisPermutation::may_be_in_name(key.as_str()) {
+        return None;
+    }
     let segments: Vec<&str> = key.segments().collect();
     let mut coordinates: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();
     let array = segments.get(..segments.len().checked_sub(coordinates.len())?)?;

@@ -255,13 +255,23 @@ async fn a_refusal_offers_a_place_for_the_token() {
         let form = form(&page);
         assert!(form.starts_with(">\n"), "the form leads to the address of the page: {form}");
         assert!(form.contains("name=\"token\" type=\"password\" required"), "{form}");
-        assert_eq!(form.contains("name=\"size\" value=\"1,1\""), path.contains("size="), "{form}");
+        let query = path.split_once('?').map(|(_, query)| query.replace('&', "&amp;"));
+        let input = query.map(|query| format!("name=\"token-query\" value=\"{query}\""));
+        assert_eq!(form.contains("hidden"), input.is_some(), "{form}");
+        assert!(form.contains(input.as_deref().unwrap_or_default()), "{form}");
         // What a browser sends leads to the page, or to the data at once.
         let and = if path.contains('?') { '&' } else { '?' };
         let sent = client.get_with(&format!("{path}{and}token={token}+"), &[("accept", BROWSERS[0])]).await;
         let location = sent.header("location").unwrap_or_default();
         assert!(sent.status == 200 || location.contains(&token), "{path}: {} {location}", sent.status);
     }
+    // The query is kept as it is.
+    let sent = format!("/em/?token={token}&token-query=after%3Da%2520b%252B%26blocks%3D1");
+    let reply = client.get_with(&sent, &[("accept", BROWSERS[0])]).await;
+    let location = format!("../token/{token}/em/?after=a%20b%2B&blocks=1");
+    assert_eq!((reply.status.as_u16(), reply.header("location")), (303, Some(location.as_str())));
+    let sent = format!("/slice/em/a/v?token={token}&token-query=size%3D1%2C1%26format%3Djson");
+    assert_eq!(client.get_with(&sent, &[("accept", BROWSERS[0])]).await.status, 200);
     // Rules decide where the link leads, without a look at what exists.
     let (reply, draft) = page(&client, "/seg/draft/x").await;
     assert_eq!(reply.status, 401);

@@ -74,6 +74,25 @@ fn a_new_rule_applies_to_the_next_request_on_open_connections() {
 }
 
 #[test]
+fn a_reload_adds_and_removes_the_challenge_at_which_browsers_ask_for_a_password() {
+    let n5 = volume();
+    let config = |more: &str| config_for(&n5, &format!("{more}\naccess.rules = [\"/em = nobody\"]"));
+    let program = Program::start(&config(""));
+    let mut connection = program.connect();
+    let mut has_challenge = || {
+        let reply = connection.get("/em/v/0/0", "").unwrap();
+        let challenges: Vec<&str> =
+            reply.head.lines().filter_map(|line| line.strip_prefix("www-authenticate: ")).collect();
+        assert!(reply.status == 401 && challenges.iter().any(|value| value.starts_with("Bearer")), "{challenges:?}");
+        challenges.iter().any(|value| value.starts_with("Basic"))
+    };
+    for (more, is_expected) in [("", false), ("access.basic_challenge = true", true), ("", false)] {
+        program.reload(&config(more));
+        assert_eq!(has_challenge(), is_expected, "{more}");
+    }
+}
+
+#[test]
 fn a_configuration_truncated_before_its_rules_grants_no_access() {
     let n5 = volume();
     let program = Program::start(&format!("{}\n[access]\ndefault = \"private\"\n", config_for(&n5, "")));
@@ -332,7 +351,7 @@ fn a_server_without_any_usable_container_exits_with_an_error() {
     let config =
         |name: &str| format!("[[containers]]\nname = \"{name}\"\nroot = \"{}\"\n", n5.root().join(name).display());
     let mut program = Program::starting(&format!("{}{}", config("one"), config("two")));
-    let line = program.logged("cannot serve");
+    let line = program.logged("cannot open");
     assert!(line.contains("\"one\"") && line.contains("\"two\""), "{line}");
     assert_eq!(program.ended().code(), Some(1));
 }

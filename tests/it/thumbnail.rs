@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use n5_server::access::{AccessControl, Policy};
 use n5_server::http::HttpOptions;
+use n5_server::store::Store;
 use serde_json::{Value, json};
 
+use crate::support::faulty::{Fault, Faulty};
 use crate::support::stores::Probe;
 use crate::support::writer::{N5, encode};
 use crate::support::{Client, let_files_settle, local, options, settings};
@@ -192,6 +194,60 @@ async fn a_plane_without_blocks_is_black() {
     let shown = picture(&Client::of(n5.root()), "/thumbnail/a?size=40").await;
     assert_eq!((shown.width, shown.height), (40, 20));
     assert!(shown.pixels.iter().all(|pixel| pixel == &[0]));
+}
+
+#[tokio::test]
+async fn a_damaged_block_is_black_and_the_rest_is_drawn() {
+    let n5 = N5::new();
+    for compression in ["gzip", "raw"] {
+        let attributes = json!({"dimensions": [64, 32], "blockSize": [32, 32], "dataType": "uint16",
+            "compression": {"type": compression}});
+        n5.file("a/attributes.json", attributes.to_string());
+        let intact = encode(&[32, 32], &[7_u16; 32 * 32], compression == "gzip");
+        n5.file("a/0/0", &intact);
+        n5.file("a/1/0", "damaged");
+        let_files_settle();
+        let client = Client::of(n5.root());
+        // The second picture is made from blocks that are known to be intact or damaged.
+        for size in [64, 32] {
+            let shown = picture(&client, &format!("/thumbnail/a?size={size}")).await;
+            assert_eq!([1, size - 2].map(|x| shown.at(x, 8)[0]), [255, 0], "{compression} {size}");
+        }
+        let first = client.get("/thumbnail/a").await;
+        let etag = first.header("etag").unwrap().to_owned();
+        let condition = [("if-none-match", etag.as_str())];
+        assert_eq!(client.get_with("/thumbnail/a", &condition).await.status, 304, "{compression}");
+        n5.file("a/1/0", &intact);
+        let repaired = client.get_with("/thumbnail/a", &condition).await;
+        assert_eq!(repaired.status, 200, "{compression}");
+        let shown = Picture::of(&repaired.body);
+        assert_eq!(shown.at(1, 8), shown.at(62, 8), "{compression}");
+        n5.file("a/0/0", "damaged");
+        n5.file("a/1/0", "damaged");
+        let_files_settle();
+        let reply = client.get("/thumbnail/a").await;
+        assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (422, "corrupt-block"), "{compression}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_does_not_hide_the_volumes_beside_it() {
+    const PERMISSION_DENIED: i32 = 13;
+    const IO_ERROR: i32 = 5;
+    let (em, seg) = (N5::new(), N5::new());
+    em.file("a/b/attributes.json", "{}");
+    volume(&em, "z", &[6, 4], &json!({}), |_| 1);
+    volume(&seg, "z", &[5, 4], &json!({}), |_| 1);
+    let faulty = Faulty::new(local(em.root()));
+    let stores = vec![("em", Arc::<Faulty>::clone(&faulty) as Arc<dyn Store>), ("seg", local(seg.root()))];
+    let client = Client::of_several(stores, settings(), options());
+    faulty.begin(|key| key.as_str() == "a", Fault::Errno(PERMISSION_DENIED));
+    assert_eq!(picture(&client, "/thumbnail/em").await.width, 6);
+    assert!(faulty.injected() > 0);
+    // The storage of one container fails.
+    faulty.begin(|_| true, Fault::Errno(IO_ERROR));
+    assert_eq!(picture(&client, "/thumbnail/").await.width, 5);
+    assert_eq!(client.get("/thumbnail/em").await.status, 503);
 }
 
 #[tokio::test]

@@ -624,7 +624,7 @@ fn progress_is_shown_on_a_terminal_but_not_in_a_pipe() {
         return skip_without("script");
     };
     let text = String::from_utf8_lossy(&drawn.stdout).into_owned();
-    assert!(text.contains("0/6 blocks") && text.contains("datasets in"), "{text:?}");
+    assert!(text.contains("0/6 blocks") && text.contains("1 dataset in 1 group: 6 blocks"), "{text:?}");
 }
 
 #[test]

@@ -162,10 +162,10 @@ impl Terminal {
     /// Prints the numbers of datasets, groups and blocks, and the time.
     fn print_counts(&self, totals: &Totals) {
         self.print_line(&format!(
-            "{} datasets in {} groups: {} blocks stored ({}, decoded {}), {} of them not decoded, {} missing",
-            HumanCount(totals.datasets),
-            HumanCount(totals.groups),
-            HumanCount(totals.blocks),
+            "{} in {}: {} stored ({}, decoded {}), {} of them not decoded, {} missing",
+            counted(totals.datasets, "dataset"),
+            counted(totals.groups, "group"),
+            counted(totals.blocks, "block"),
             HumanBytes(totals.stored_bytes),
             HumanBytes(totals.decoded_bytes),
             HumanCount(totals.unverified),
@@ -186,4 +186,9 @@ impl Terminal {
             None => print(),
         }
     }
+}
+
+/// Returns a count with its noun, such as `1 block` or `2 blocks`.
+fn counted(count: u64, noun: &str) -> String {
+    format!("{} {noun}{}", HumanCount(count), if count == 1 { "" } else { "s" })
 }

@@ -120,6 +120,8 @@ fn urls(base: &str, path: &str, node: &Node, description: &Description) -> Value
     let encoded_path = route::encode_path(path.split('/'));
     let slash = if encoded_path.is_empty() { "" } else { "/" };
     let directory_url = |prefix: &str| format!("{base}/{prefix}/{encoded_path}{slash}");
+    let has_picture =
+        description.kind != NodeKind::Group && (description.kind != NodeKind::Dataset || description.is_decoded());
     let mut urls = json!({
         "n5": directory_url("n5"),
         "attributes": directory_url("n5") + "attributes.json",
@@ -128,6 +130,7 @@ fn urls(base: &str, path: &str, node: &Node, description: &Description) -> Value
         "neuroglancer": format!("n5://{base}/n5/{encoded_path}"),
         "slice": (description.kind == NodeKind::Dataset).then(|| format!("{base}/slice/{encoded_path}")),
         "stats": (description.kind != NodeKind::Group).then(|| format!("{base}/stats/{encoded_path}")),
+        "thumbnail": has_picture.then(|| format!("{base}/thumbnail/{encoded_path}")),
     });
     for view in view::VIEWS {
         urls[view.name()] = json!(view.link_prefix(node, description).map(directory_url));

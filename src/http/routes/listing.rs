@@ -34,6 +34,10 @@ const PAGE_BYTES: u64 = 8 << 20;
 /// budget. Half of the memory is for the entries that are read at once, and the other half for the text.
 const MAX_COMPLETE_BYTES: u64 = 256 << 20;
 
+/// Number of entries of a complete listing that are rendered before the length of the text is checked. The text of a long
+/// name has several times as many bytes, because most of them are escaped.
+const ENTRIES_PER_CHECK: usize = 16;
+
 /// Maximum memory for the chunks of a view in a listing. A listing takes at most a quarter of the slice budget for them.
 const MAX_CHUNKS_BYTES: u64 = 32 << 20;
 
@@ -190,13 +194,15 @@ impl DirectoryListing<'_> {
         let mut html = listing.html_before_entries(self.context);
         loop {
             let page = self.read_entries(after.as_deref(), page_bytes).await?;
-            listing.push_html_entries(&mut html, &page.entries);
-            if html.len() as u64 > max_text_bytes {
-                let detail = format!(
-                    "the listing has more than {max_text_bytes} bytes, a share of limits.slice_budget; request it in \
-                     pages with ?format=json, where `next` names the entry after which the next page begins"
-                );
-                return Err(Problem::too_large(detail, max_text_bytes));
+            for entries in page.entries.chunks(ENTRIES_PER_CHECK) {
+                listing.push_html_entries(&mut html, entries);
+                if html.len() as u64 > max_text_bytes {
+                    let detail = format!(
+                        "the listing has more than {max_text_bytes} bytes, a share of limits.slice_budget; request it \
+                         in pages with ?format=json, where `next` names the entry after which the next page begins"
+                    );
+                    return Err(Problem::too_large(detail, max_text_bytes));
+                }
             }
             after = match page.next {
                 Some(next) => Some(next),

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::http::HeaderValue;
 use axum::http::header::LINK;
@@ -16,7 +17,7 @@ use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
 use crate::store::Key;
-use crate::view::{self, SubtreeEnd, SubtreeEntry, SubtreeRequest};
+use crate::view::{self, MAX_PAGE_TIME, SubtreeEnd, SubtreeEntry, SubtreeRequest};
 
 /// All parameters. `http::credentials` reads `token`.
 const PARAMETERS: [&str; 6] = ["recursive", "limit", "after", "depth", "levels", "token"];
@@ -182,7 +183,11 @@ async fn add_mounts(
     let mut mounts: Vec<&Mount> = context.app.mounts.iter().filter(is_visible).collect();
     mounts.sort_by(|a, b| a.name.cmp(&b.name));
     let root = Key::root();
+    let started = Instant::now();
     for mount in mounts {
+        if page.last_path.is_some() && started.elapsed() >= MAX_PAGE_TIME {
+            return Ok(page.last_path.clone());
+        }
         let (is_resumed, after) = match after.split_first() {
             Some((name, _)) if *name > mount.name => continue,
             Some((name, below)) if *name == mount.name => (true, below),

@@ -19,12 +19,15 @@ use crate::http::query::slice_query::SliceQuery;
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
-use crate::http::slice_picture;
+use crate::http::slice_picture::{self, PictureNeeds};
 use crate::http::slice_request::{self, PlannedResponse, SliceRequest};
 use crate::http::slice_source::SliceSource;
 use crate::output::{self, AxisOrder, Composite, EncodeOptions, Endian, Format, StackAxis};
 use crate::read::{self, BandStream, ReadPurpose, ReadStats, SliceRead, SliceReader, Streaming};
 use crate::store::Key;
+
+/// Number of headers that describe a slice, at most.
+const MAX_DESCRIBING_HEADERS: usize = 14;
 
 /// Handles `GET /slice/{dataset}`.
 pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
@@ -32,14 +35,16 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let format = negotiate_format(context, &query)?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let container = &mount.container;
-    let source = SliceSource::find(context, mount, &key, &query).await?;
+    let (source, selection) = SliceSource::find(context, mount, &key, &query).await?;
 
     let may_compress = context.app.options.compress_slices && format.is_compressible();
     let accepted_codings = may_compress.then(|| context.list_header(&ACCEPT_ENCODING)).flatten();
     let content_coding = accepted_codings.as_deref().and_then(compress::best_coding);
-    let (dataset, selection) = (Arc::clone(&source.dataset), source.selection.clone());
+    let dataset = Arc::clone(&source.dataset);
     let mut request = SliceRequest::new(dataset, &query, selection, format, content_coding)?;
-    slice_picture::resolve(context, mount, &query, &source, &mut request).await?;
+    if let Some(needs) = PictureNeeds::of(mount, &query, &request)? {
+        Box::pin(slice_picture::resolve(context, mount, &query, &source, &mut request, needs)).await?;
+    }
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
     let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.parts.headers.contains_key(name));
     let is_rate_limited = context.app.options.client_limits.bytes_per_second > 0;
@@ -49,15 +54,15 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let mut entity = Entity::new(format.media_type(), mount.found_cache_control.clone());
     entity.subject = "this slice";
     entity.extra = slice_headers(&plan, &source);
-    let disposition = disposition(&plan, (&mount.name, &source.dataset.key), &source.axes);
-    entity.extra.insert(CONTENT_DISPOSITION, disposition);
     if query.format.is_none() {
         respond::add_vary(&mut entity.extra, "accept");
     }
     if may_compress {
         respond::add_vary(&mut entity.extra, "accept-encoding");
     }
+    let disposition = || disposition(&plan, (&mount.name, &source.dataset.key), &source.axes);
     if context.parts.method == Method::HEAD || plan.slice.is_streamed() {
+        entity.extra.insert(CONTENT_DISPOSITION, disposition());
         entity.len = plan.response_bytes();
         return respond_unread(context, container, plan, &entity).await;
     }
@@ -69,6 +74,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
             return Ok(response);
         }
     }
+    entity.extra.insert(CONTENT_DISPOSITION, disposition());
     respond_whole(context, container, plan, entity).await
 }
 
@@ -125,7 +131,7 @@ fn slice_headers(plan: &PlannedResponse, source: &SliceSource) -> HeaderMap {
     let axes = &source.axes;
     let SliceRequest { selection, options, data_type, .. } = &plan.request;
     let order = options.order;
-    let mut headers = HeaderMap::new();
+    let mut headers = HeaderMap::with_capacity(MAX_DESCRIBING_HEADERS);
     let mut put = |name, value: &str| respond::insert_header(&mut headers, HeaderName::from_static(name), value);
     put("n5-data-type", data_type.name());
     put("n5-shape", &comma_separated(&order.label(&selection.shape())));

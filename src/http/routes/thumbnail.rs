@@ -156,13 +156,16 @@ async fn find_volume<'a>(context: &'a RequestContext<'_>) -> Result<(&'a Mount, 
     // What is shown here must be visible to everyone, because no container's rules restrict this path.
     let control = context.app.options.access_control.as_deref();
     let public = context.app.mounts.iter().filter(|mount| mount::is_public_mount(control, &mount.name));
+    let mut failure = None;
     for mount in public.take(MAX_CONTAINERS) {
-        let found = view::find_volume(&mount.container, context.read_options, &Key::root(), &mount.name).await;
-        if let Some((key, volume)) = found.map_err(|error| mount.problem(error))? {
-            return Ok((mount, key, volume));
+        match view::find_volume(&mount.container, context.read_options, &Key::root(), &mount.name).await {
+            Ok(Some((key, volume))) => return Ok((mount, key, volume)),
+            Ok(None) => {}
+            // Another container may have a picture.
+            Err(error) => failure = failure.or_else(|| Some(mount.problem(error))),
         }
     }
-    Err(nothing())
+    Err(failure.unwrap_or_else(nothing))
 }
 
 /// Axes of a thumbnail.
@@ -374,7 +377,8 @@ fn plane(
     while elements(&step) > MAX_ELEMENTS {
         let longest = axes.shown().max_by_key(|axis| shape[*axis].div_ceil(step[*axis]));
         let Some(axis) = longest.filter(|axis| step[*axis] < shape[*axis]) else { break };
-        step[axis] += 1;
+        // Proportional, because an axis in one block may have billions of elements.
+        step[axis] += (step[axis] / 8).max(1);
     }
     region_of(&start, &shape, &step)
 }
@@ -398,6 +402,8 @@ fn derivation(drawing: &Arc<Thumbnail>) -> Derivation {
     Derivation {
         id: xxh3_128(format!("thumbnail {drawing:?}").as_bytes()),
         extra_bytes: drawing.memory_bytes(),
+        // A picture of the rest is better than none.
+        skips_damaged: true,
         apply: Arc::new(move |elements| {
             drawing.encode(&elements).map_err(|error| ReadError::Internal(error.to_string()))
         }),
