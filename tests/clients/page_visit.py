@@ -165,6 +165,8 @@ class Visit:
 
     def view(self, plane=0):
         """Return the elements at the top left corner of a plane, and the CSS pixels per element, for both axes."""
+        # Changes are drawn in the next frame.
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         numbers = list(map(float, self.page.get_attribute(f".plane-{plane} canvas", "data-view").split(",")))
         return numbers[:2], numbers[2:]
 
