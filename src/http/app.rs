@@ -117,6 +117,14 @@ impl App {
         matches!(self.mounts.as_slice(), [only] if only.name.is_empty())
     }
 
+    /// Returns the name that people know the only container by; `None` if there are several, or it has none.
+    pub(crate) fn container_title(&self) -> Option<&str> {
+        match self.mounts.as_slice() {
+            [only] if only.name.is_empty() && !only.title.is_empty() => Some(&only.title),
+            _ => None,
+        }
+    }
+
     /// Returns the mount named `name` and its index.
     pub(crate) fn find_mount(&self, name: &str) -> Option<(usize, &Mount)> {
         self.mounts.iter().enumerate().find(|(_, mount)| mount.name == name)

@@ -368,3 +368,24 @@ def test_finding_keeps_the_token(browser, site):
         asked = [url for url in visit.requests if re.search(r"/(info|slice|stats|thumbnail)/", url)]
         assert asked and all("token=s%2Bc" in url for url in asked), asked
         assert visit.page.get_attribute(".found a", "href").endswith("/cells/?token=s%2Bc")
+
+
+def test_a_single_container_has_the_name_of_its_directory(browser, tmp_path):
+    support.write(tmp_path / "mouse <1>.n5/attributes.json", {"n5": "4.0.0"})
+    support.write_dataset(tmp_path / "mouse <1>.n5/em/raw", support.counting(8, 8, 8), (4, 4, 4), "gzip")
+    with support.Server(tmp_path / "mouse <1>.n5") as server, Visit(browser, server) as visit:
+        assert visit.text("h1") == visit.page.title() == visit.text("nav") == "mouse <1>"
+        visit.go("em/raw/")
+        assert visit.page.title() == "raw – mouse <1>"
+        assert visit.page.locator("nav li").all_inner_texts() == ["mouse <1>", "em", "raw"]
+
+
+def test_the_card_of_a_container_that_is_an_image_has_its_shape(browser, tmp_path):
+    support.write(tmp_path / "image.n5/attributes.json", {"n5": "4.0.0", "scales": [[1, 1, 1], [2, 2, 2]]})
+    for level in range(2):
+        support.write_dataset(tmp_path / f"image.n5/s{level}", support.counting(*(n >> level for n in (40, 30, 20))), (20, 20, 20), "gzip")
+    support.write(tmp_path / "other.n5/attributes.json", {"n5": "4.0.0"})
+    with support.Server(tmp_path) as server, Visit(browser, server) as visit:
+        facts = visit.page.locator(".gallery .fact")
+        expect(facts.nth(0)).to_have_text("40 × 30 × 20, uint16", timeout=30_000)
+        expect(facts.nth(1)).to_have_text("0 datasets", timeout=30_000)

@@ -486,7 +486,8 @@ impl ListingPage {
     ///
     /// `page/page.js` completes the page from the attributes of `main`. `data-path` is the path in the container.
     /// `data-base` leads from here to the server's root, whatever prefix a proxy strips. `data-viewer` is present if
-    /// `/viewer/` is served, and `data-token` if the page's URL has a token.
+    /// `/viewer/` is served, and `data-token` if the page's URL has a token. `data-name` is the name of a single
+    /// container.
     fn to_html(&self, context: &RequestContext<'_>) -> String {
         let mut html = self.html_before_entries(context);
         self.push_html_entries(&mut html, &self.page.entries);
@@ -506,7 +507,11 @@ impl ListingPage {
         let base = relative_root(context);
         let assets_url = format!("{base}viewer/page/");
         let path = escape_attribute(&self.path);
-        let heading = if self.path.is_empty() { "N5 container".into() } else { escape_text(&self.path) };
+        let container = context.app.container_title();
+        let heading = if self.path.is_empty() { container.unwrap_or("N5 container") } else { self.path.as_str() };
+        let heading = escape_text(heading);
+        let name_attribute =
+            container.map_or_else(String::new, |name| format!(" data-name=\"{}\"", escape_attribute(name)));
         let url_path = client_path(context);
         let title = escape_text(&url_path);
         let viewer_attribute = if context.app.viewer().is_some() { " data-viewer" } else { "" };
@@ -518,7 +523,7 @@ impl ListingPage {
              <title>Index of {title}</title>\n\
              <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n\
              <link href=\"{assets_url}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{assets_url}page.js\"></script>\n\
-             </head>\n<body>\n<main data-path=\"{path}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{heading}</h1>\n<ul id=\"entries\">\n"
+             </head>\n<body>\n<main data-path=\"{path}\" data-base=\"{base}\"{name_attribute}{viewer_attribute}{token_attribute}>\n<h1>{heading}</h1>\n<ul id=\"entries\">\n"
         )
     }
 

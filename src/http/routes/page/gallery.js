@@ -15,9 +15,9 @@ const COUNTED = 2000;
 /** Length of the longer side of a picture, in device pixels. */
 const PICTURE_SIZE = 256;
 
-/** Returns a path that can be broken after slashes. */
+/** Returns a path that can be broken after slashes and between the parts of names. */
 function breakable(path) {
-  return path.split(/(?<=\/)/).flatMap((part) => [part, h("wbr")]).slice(0, -1);
+  return path.split(/(?<=[/_.-])/).flatMap((part) => [part, h("wbr")]).slice(0, -1);
 }
 
 function card(entry, title, facts) {
@@ -27,13 +27,18 @@ function card(entry, title, facts) {
   return { element: h("li", { "data-kind": entry.kind }, link), picture, detail };
 }
 
-/** Adds the picture of a container's first volume and the number of its datasets to its card. */
+/**
+ * Adds the picture of a container's first volume to its card, and the shape of the container if it is an image, or else
+ * the number of its datasets.
+ */
 async function complete({ picture, detail }, entry) {
   const subtree = new Subtree(entry.path, { limit: COUNTED });
   await subtree.more();
+  const say = (text) => detail.append(`${detail.textContent && ", "}${text}`);
   const volumes = subtree.entries.filter(({ kind }) => kind === "dataset" || kind === "multiscale").length;
   const number = `${volumes.toLocaleString("en")}${subtree.done ? "" : " or more"}`;
-  detail.append(`${detail.textContent && ", "}${number} ${volumes === 1 && subtree.done ? "dataset" : "datasets"}`);
+  if (entry.dimensions) say(`${describe.shape(entry.dimensions)}, ${entry.data_type}`);
+  else say(`${number} ${volumes === 1 && subtree.done ? "dataset" : "datasets"}`);
   const first = [entry, ...subtree.entries].find(isDrawable);
   if (first) picture.append(thumbnail(first.path, PICTURE_SIZE));
 }

@@ -7,11 +7,14 @@ import { main, path, withToken } from "./server.js";
 
 const title = main.querySelector("h1");
 
+/** Name of the server's only container; of several, or the demonstration's, "n5-server". */
+const origin = main.dataset.name ?? "n5-server";
+
 /** Builds the links to the directories above. */
 function breadcrumb() {
   const names = path ? path.split("/") : [];
   const up = (n) => withToken(n === 0 ? "./" : "../".repeat(n));
-  const crumbs = ["n5-server", ...names].map((name, n) => {
+  const crumbs = [origin, ...names].map((name, n) => {
     const last = n === names.length;
     const link = last ? h("span", { "aria-current": "page", text: name }) : h("a", { href: up(names.length - n), text: name });
     return h("li", {}, link);
@@ -22,12 +25,12 @@ function breadcrumb() {
 /** Adds the top of the page and returns it. `facts` are texts about the directory, `actions` links and buttons. */
 export function addHeader(info, facts, ...actions) {
   const own = titleOf(info.attributes);
-  const about = path ? own : null;
-  const name = path.split("/").pop() || own || "N5 container";
+  const name = path.split("/").pop() || own || info.name || "N5 container";
+  const about = path ? own : info.name;
   title.textContent = name;
-  document.title = path ? `${name} – n5-server` : name;
-  // Broken metadata of a group is said with its reason elsewhere on the page.
-  const kinds = kindsOf({ ...info, error: undefined });
+  document.title = path ? `${name} – ${origin}` : name;
+  // The root of several containers is no group of data.
+  const kinds = kindsOf(info).filter(([, kind]) => path || kind !== "group");
   const top = h(
     "header",
     { class: "top" },
@@ -49,7 +52,7 @@ export function factsOf(texts) {
 /** Replaces the name of the page. */
 export function rename(name) {
   title.textContent = name;
-  document.title = name;
+  document.title = main.dataset.name ? `${name} – ${origin}` : name;
 }
 
 /** Says why a part of the page is missing. */
