@@ -127,6 +127,7 @@ impl<'a> ErrorPage<'a> {
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
              <title>{heading}</title>\n<link href=\"{root}viewer/page/page.css\" rel=\"stylesheet\">\n\
+             <link href=\"{root}viewer/page/error.css\" rel=\"stylesheet\">\n\
              <link href=\"{root}viewer/page/icon.svg\" rel=\"icon\">\n</head>\n<body>\n<main class=\"failure\">\n\
              <p class=\"kind\">{status}</p>\n<h1>{heading}</h1>\n",
             status = status_text(kind.status),

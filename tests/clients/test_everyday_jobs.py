@@ -176,7 +176,7 @@ def test_labels_are_compared_with_the_image(browser, demo):
         page = visit.page
         job.click(page.locator("#entries a", has_text="volume/"))
         page.wait_for_url("**/volume/")
-        job.click(page.get_by_role("link", name="em with labels"))
+        job.click(page.get_by_role("link", name="Show labels over em"))
         page.wait_for_url("**/volume/em/#labels=labels")
         visit.ready()
         page.wait_for_function("() => document.querySelector('select[aria-label=\"Labels on top\"]').value === 'labels'")

@@ -11,7 +11,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from axe_playwright_python.sync_playwright import Axe  # noqa: E402
 from playwright.sync_api import expect  # noqa: E402
 
-from page_visit import CHROMIUM, CONTRAST, Visit, assert_grey, browser, sampled, stored  # noqa: E402
+from page_visit import CHROMIUM, CONTRAST, Visit, assert_grey, browser, sampled, state_of, stored  # noqa: E402
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium, or set N5_TEST_CHROMIUM=PROGRAM")
@@ -329,3 +329,52 @@ def test_the_controls_are_accessible(browser, images, path, scheme):
 def test_the_controls_fit_a_phone(browser, images, path):
     with Visit(browser, images, path, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True) as visit:
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """Start a server of a container with images and labels in different groups, and of one with only labels."""
+    root = tmp_path_factory.mktemp("apart")
+    space = {"axes": ["x", "y", "z"], "units": ["nm"] * 3, "resolution": [4, 4, 8]}
+    for name in ("sample.n5", "other.n5"):
+        support.write(root / name / "attributes.json", {"n5": "4.0.0"})
+    support.write_dataset(root / "sample.n5/em/fib", noise(50, dtype="uint8"), (32, 32, 6), "gzip", **space)
+    support.write_dataset(root / "sample.n5/labels/cell_seg", LABELS, (32, 32, 6), "gzip", **space)
+    support.write_dataset(root / "sample.n5/labels/small_seg", LABELS[:9].copy(), (32, 32, 6), "gzip")
+    support.write_dataset(root / "other.n5/fib", noise(51, dtype="uint8"), (32, 32, 6), "gzip", **space)
+    with support.Server(root) as server:
+        yield server
+
+
+def options(visit):
+    return visit.page.locator("select[aria-label='Labels on top'] option")
+
+
+def test_labels_elsewhere_in_the_container_lie_on_an_image(browser, apart):
+    with Visit(browser, apart, "sample.n5/em/fib/") as visit:
+        expect(options(visit)).to_have_text(["None", "sample.n5/labels/cell_seg"], timeout=30_000)
+        visit.page.select_option("select[aria-label='Labels on top']", "/sample.n5/labels/cell_seg")
+        visit.drawn()
+        expect(visit.page.locator(".readout")).to_contain_text(re.compile(r"cell_seg \d"), timeout=20_000)
+        assert visit.fragment()["labels"] == "/sample.n5/labels/cell_seg"
+        visit.page.reload()
+        expect(visit.page.locator(".readout")).to_contain_text(re.compile(r"cell_seg \d"), timeout=20_000)
+        for wrong in ("/../sample.n5/labels/cell_seg", "//sample.n5", "em/fib"):
+            visit.go(f"sample.n5/em/fib/#labels={wrong}")
+            assert visit.page.locator("select[aria-label='Labels on top']").input_value() == "", wrong
+
+
+def test_labels_of_another_container_are_offered_if_an_image_has_none(browser, apart):
+    with Visit(browser, apart, "other.n5/fib/") as visit:
+        expect(options(visit)).to_have_text(["None", "sample.n5/labels/cell_seg"], timeout=30_000)
+
+
+def test_a_container_with_images_and_labels_in_two_groups_opens_them_together(browser, apart):
+    with Visit(browser, apart, "sample.n5/") as visit:
+        link = visit.page.get_by_role("link", name="Open images and labels in Neuroglancer")
+        assert visit.page.get_by_role("link", name="Open all in Neuroglancer").count() == 0
+        layers = {layer["name"]: layer["type"] for layer in state_of(link.get_attribute("href"))["layers"]}
+        assert layers["fib"] == "image" and layers["cell_seg"] == "segmentation"
+        visit.page.get_by_role("link", name="Show cell_seg over fib").click()
+        visit.page.wait_for_url("**/sample.n5/em/fib/#labels=/sample.n5/labels/cell_seg")
+        expect(visit.page.locator(".readout")).to_contain_text(re.compile(r"cell_seg \d"), timeout=20_000)

@@ -3,7 +3,7 @@
 import { arrange, choice, h, later } from "./dom.js";
 import { describeEntry, searchText, wordsOf } from "./entry_facts.js";
 import { orderNames, sorted } from "./entry_order.js";
-import { join, path, token, withToken } from "./server.js";
+import { addStyle, join, path, token, withToken } from "./server.js";
 import { Subtree, firstVolume, isDrawable, nameOf } from "./subtree.js";
 import { thumbnail } from "./thumbnail.js";
 
@@ -203,7 +203,7 @@ export function enliven(heading) {
     const isTree = chosen === "tree";
     list.hidden = rows.end.hidden = order.hidden = isTree;
     if (isTree) {
-      branches ??= import("./tree.js").then(({ Tree }) => {
+      branches ??= Promise.all([import("./tree.js"), addStyle("group.css")]).then(([{ Tree }]) => {
         const tree = new Tree(kept().open, (open) => keep({ open }));
         rows.end.after(tree.element);
         return tree;
@@ -214,7 +214,7 @@ export function enliven(heading) {
 
   let below = null;
   const findBelow = () => {
-    below ??= import("./finding.js").then(({ Finding }) => {
+    below ??= Promise.all([import("./finding.js"), addStyle("group.css")]).then(([{ Finding }]) => {
       const finding = new Finding(new Set(names), kept().everywhere === true, (everywhere) => keep({ everywhere }));
       section.append(finding.element);
       return finding;

@@ -10,13 +10,16 @@ import { addHeader, factsOf, rename } from "./header.js";
 import { attributes } from "./metadata.js";
 import { notes } from "./notes.js";
 import { addStyle, main, path } from "./server.js";
-import { isDrawable } from "./subtree.js";
+import { isDrawable, nameOf } from "./subtree.js";
 
 /** Maximum number of children of a group whose volumes are opened together. */
 const CHILDREN = 40;
 
 /** Time in milliseconds after which the list is shown without what is not known yet. */
 const PATIENCE = 1000;
+
+/** Names of groups that have labels. */
+const LABELS = /(label|seg|mask|annotation)/i;
 
 /** Names of children that may be parts of one image. */
 const PART = /^(setup|timepoint|c)\d+$/;
@@ -50,6 +53,12 @@ async function addStack(info, names, actions) {
 /** Adds links that open the volumes among the children together, if they have the same axes or one has labels. */
 async function addOpeners(children, actions) {
   const volumes = children.filter(isDrawable);
+  if (volumes.length === 0 && children.length <= CHILDREN && children.some((entry) => !entry.container && LABELS.test(nameOf(entry.path)))) {
+    const { imagesAndLabels, openers } = await import("./together.js");
+    const paths = await imagesAndLabels(path);
+    if (paths.length) actions.append(...(await openers(paths, true)));
+    return;
+  }
   const spaces = new Set(volumes.map(({ axes, units }) => JSON.stringify([axes, units?.map(Boolean)])));
   const hasLabels = volumes.some(({ volume }) => volume === "segmentation");
   if (children.length > CHILDREN || volumes.length < 2 || (spaces.size > 1 && !hasLabels)) return;
@@ -67,18 +76,19 @@ async function addGallery(info, children) {
 
 /** Adds the page of a group to its list. */
 export async function showGroup(info, { names, described }, reveal) {
-  const top = addHeader(info, []);
+  await addStyle("group.css");
+  const broken = info.problems.find((text) => text.startsWith("attributes.json "));
+  const top = addHeader({ ...info, error: broken }, []);
   const actions = top.querySelector(".actions");
   if (info.store) {
     top.append(h("p", { class: "advice", text: `This is a Zarr ${info.store === "zarr2" ? "2" : "3"} store. ${ZARR_ADVICE}` }));
     // The list without script says the same.
     document.querySelector(".contents > p")?.remove();
   }
-  const broken = info.problems.find((text) => text.startsWith("attributes.json "));
-  if (broken) top.append(h("p", { class: "warning", role: "note", text: `${broken}.` }));
+  if (broken) top.append(h("p", { class: "warning", role: "note", text: `${broken}. The list below may contain directories of blocks.` }));
   const card = about(info.attributes);
   if (card) top.after(card);
-  const details = [notes(info), attributes(info)].filter(Boolean);
+  const details = [notes({ ...info, problems: info.problems.filter((text) => text !== broken) }), attributes(info)].filter(Boolean);
   if (details.length) document.querySelector(".contents").after(h("section", { class: "card", "aria-label": "Metadata" }, details));
   const parts = described.then((children) => Promise.all([
     (path === "" || info.container) && addGallery(info, children).catch(() => null),

@@ -1,9 +1,10 @@
-// Labels on top of an image: a segmentation beside it in the container, mixed into the image's colours.
+// Labels on top of an image: a segmentation beside it or elsewhere on the server, mixed into the image's colours.
 
 import { labelColour } from "./colours.js";
 import { h } from "./dom.js";
 import { partOf } from "./planes.js";
 import { childrenOf, infoOf, join } from "./server.js";
+import { nameOf } from "./subtree.js";
 import { kindOf, volumeOf } from "./volume.js";
 
 /** Maximum number of siblings that are examined. */
@@ -57,7 +58,8 @@ export class Overlay {
   constructor(info, volume, changed) {
     Object.assign(this, { image: { info, volume }, changed, labels: null, wanted: null, opacity: OPACITY, isSought: false });
     this.select = h("select", {
-      "aria-label": "Labels on top", on: { change: () => this.choose(this.select.value || null) },
+      "aria-label": "Labels on top",
+      on: { change: () => this.choose(this.select.value || null), pointerenter: () => this.seekElsewhere(), focus: () => this.seekElsewhere() },
     }, h("option", { value: "", text: "None" }));
     this.range = h("input", {
       type: "range", min: 0, max: 100, step: 5, value: OPACITY * 100, "aria-label": "Opacity of the labels",
@@ -87,16 +89,30 @@ export class Overlay {
       // A sibling that cannot be read is not offered.
       if (await this.load(name).catch(() => null)) this.offer(name);
     }
+    // Labels beside the image are most likely its own. Others are then sought only if the reader opens the list.
+    if (this.select.options.length < 2) await this.seekElsewhere();
+  }
+
+  /** Offers segmentations that are not beside the image, once. Their names are paths from the server's root. */
+  async seekElsewhere() {
+    if (this.isSoughtElsewhere) return;
+    this.isSoughtElsewhere = true;
+    const { info, volume } = this.image;
+    const paths = await import("./label_search.js").then(({ labelsElsewhere }) => labelsElsewhere(info, volume)).catch(() => []);
+    for (const path of paths) if (await this.load(`/${path}`).catch(() => null)) this.offer(`/${path}`);
   }
 
   offer(name) {
-    if (![...this.select.options].some((option) => option.value === name)) this.select.append(h("option", { value: name, text: name }));
+    if (![...this.select.options].some((option) => option.value === name)) this.select.append(h("option", { value: name, text: name.replace("/", "") }));
     this.show();
   }
 
-  /** Returns a sibling with its place relative to the image; null if it is no segmentation of the same space. */
+  /**
+   * Returns a segmentation with its place relative to the image; null if it does not show the same space. `name` is
+   * that of a sibling or, after a slash, a path from the server's root.
+   */
   async load(name) {
-    const info = await infoOf(join(this.parent, name));
+    const info = await infoOf(name.startsWith("/") ? name.slice(1) : join(this.parent, name));
     if (info.kind === "group" || info.volume === "image") return null;
     const volume = await volumeOf(info);
     if (!volume || volume.dimensions.includes(0) || volume.dataType.startsWith("float") || kindOf(info, volume, null) !== "segmentation") return null;
@@ -104,7 +120,7 @@ export class Overlay {
     return aligned && { name, info, volume, aligned };
   }
 
-  /** Shows the labels of a sibling; null for none. */
+  /** Shows the labels of this name; null for none. */
   async choose(name) {
     this.wanted = name;
     this.note.textContent = "";
@@ -130,7 +146,9 @@ export class Overlay {
   read(text) {
     const [, name, opacity] = /^(.*?)(?:@([\d.]+))?$/s.exec(text ?? "");
     this.opacity = opacity === undefined ? OPACITY : Math.min(1, Math.max(0, Number(opacity) || 0));
-    const wanted = name === "" || name.includes("/") ? null : name;
+    // A path could otherwise lead out of the container.
+    const isPath = name.startsWith("/") && !/\/\.{0,2}(\/|$)/.test(name);
+    const wanted = name === "" || (name.includes("/") && !isPath) ? null : name;
     if (wanted !== this.wanted) this.choose(wanted);
     this.show();
   }
@@ -207,6 +225,6 @@ export class Overlay {
     if (across < 0 || down < 0) return null;
     const label = picture.data[across * picture.strides[0] + down * picture.strides[1]];
     if (label === undefined) return null;
-    return { text: String(label), label: this.labels.name, colour: labelColour(label) };
+    return { text: String(label), label: nameOf(this.labels.name), colour: labelColour(label) };
   }
 }

@@ -4,11 +4,15 @@ import { opener } from "./actions.js";
 import { h } from "./dom.js";
 import { isOpenable, together } from "./neuroglancer_link.js";
 import { alignment } from "./overlay.js";
-import { encodeName, infoOf, withToken } from "./server.js";
+import { directory, encodePath, infoOf } from "./server.js";
+import { Subtree, isDrawable } from "./subtree.js";
 import { kindOf, volumeOf } from "./volume.js";
 
 /** Maximum number of volumes that are opened together. */
 const LAYERS = 12;
+
+/** Number of entries below a group that are searched for images and labels. */
+const SEARCHED = 200;
 
 /** Returns a volume as {info, volume, stats}; null if Neuroglancer cannot show it. */
 async function read(path) {
@@ -26,18 +30,47 @@ function overlayOf(volumes) {
   images.sort((a, b) => a.volume.dataType.startsWith("float") - b.volume.dataType.startsWith("float"));
   for (const image of images) {
     const labels = segmentations.find((one) => alignment(image, one));
-    if (labels) return { href: withToken(`${encodeName(name(image))}/`) + `#labels=${encodeName(name(labels))}`, text: `${name(image)} with ${name(labels)}` };
+    if (!labels) continue;
+    const [ours, theirs] = [image, labels].map(({ info }) => info.path.split("/").slice(0, -1).join("/"));
+    const wanted = ours === theirs ? name(labels) : `/${labels.info.path}`;
+    return { href: `${directory("n5", image.info.path)}#labels=${encodePath(wanted)}`, text: `Show ${name(labels)} over ${name(image)}` };
   }
   return null;
 }
 
-/** Builds the links for the volumes at some paths: to Neuroglancer, and to an image with labels on top. */
-export async function openers(paths) {
+/**
+ * Returns the paths of images and of labels in different directories below a group, as many as can be opened together;
+ * none unless there are both.
+ */
+export async function imagesAndLabels(path) {
+  const subtree = new Subtree(path, { limit: SEARCHED });
+  await subtree.more();
+  const volumes = subtree.entries.filter(isDrawable);
+  const ofKind = (isWanted) => volumes.filter(({ volume }) => (volume === "segmentation") === isWanted).map((entry) => entry.path);
+  const [images, labels] = [ofKind(false), ofKind(true)];
+  if (images.length === 0 || labels.length === 0) return [];
+  // Both kinds get a place, however many there are of the other.
+  const most = Math.max(LAYERS / 2, LAYERS - labels.length);
+  const chosen = images.slice(0, most);
+  return [...chosen, ...labels.slice(0, LAYERS - chosen.length)];
+}
+
+/** Builds the link that opens the volumes in Neuroglancer that agree with the first one; false if there is no other. */
+function openAgreeing(volumes) {
+  const agreeing = volumes.filter((one) => one === volumes[0] || together([volumes[0], one]));
+  return agreeing.length > 1 && opener("Open images and labels in Neuroglancer", agreeing);
+}
+
+/**
+ * Builds the links for the volumes at some paths: to Neuroglancer, and to an image with labels on top. `areChosen` says
+ * that they are a choice among many, so that one that does not agree with the others is left out.
+ */
+export async function openers(paths, areChosen = false) {
   const found = await Promise.allSettled(paths.slice(0, LAYERS + 1).map(read));
   const volumes = found.map(({ value }) => value).filter(Boolean);
   const overlay = overlayOf(volumes);
   return [
-    volumes.length <= LAYERS && together(volumes) && opener("Open all in Neuroglancer", volumes),
+    areChosen ? openAgreeing(volumes) : volumes.length <= LAYERS && together(volumes) && opener("Open all in Neuroglancer", volumes),
     overlay && h("a", { class: "second", href: overlay.href, text: overlay.text }),
   ].filter(Boolean);
 }
