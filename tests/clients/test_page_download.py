@@ -455,3 +455,50 @@ def test_text_has_contrast_and_axe_finds_no_violations(browser, demo, scheme, sc
             violations = Axe().run(visit.page).response["violations"]
             descriptions = [f"{v['id']}: {v['help']}: {[node['html'][:200] for node in v['nodes'][:3]]}" for v in violations]
             assert not descriptions, "\n".join(descriptions)
+
+
+def test_labels_of_64_bits_are_an_array_or_a_tiff_of_32_bits(browser, tmp_path):
+    values = support.counting(40, 30, 20, dtype="uint64")
+    support.write_dataset(tmp_path / "labels", values, (20, 20, 20), "gzip", axes=["x", "y", "z"])
+    with support.Server(tmp_path) as server, Visit(browser, server, "labels/") as visit:
+        dialog = Dialog(visit)
+        expect(dialog.element.get_by_role("radio", name="NPY")).to_be_checked()
+        rounded = dialog.element.get_by_label("As 32-bit numbers that ImageJ opens")
+        expect(rounded).to_be_hidden()
+        dialog.choose("Whole volume")
+        dialog.choose("TIFF")
+        expect(dialog.element).to_contain_text("ImageJ and Fiji cannot open 64-bit integers")
+        path = dialog.save(tmp_path)
+        assert tifffile.imread(path).dtype == np.uint64
+        path.unlink()
+        rounded.check()
+        expect(dialog.element).not_to_contain_text("cannot open 64-bit integers")
+        assert dialog.fact("Shape") == "40 × 30 × 20, float32"
+        image = tifffile.imread(dialog.save(tmp_path))
+        assert image.dtype == np.float32
+        np.testing.assert_array_equal(image, values.T)
+
+
+def test_a_tiff_opens_with_the_contrast_of_the_page(browser, tmp_path):
+    values = support.counting(40, 30, 20, dtype="float32")
+    values[3, 4, 5] = 1e9
+    support.write_dataset(tmp_path / "float", values, (20, 20, 20), "gzip", axes=["x", "y", "z"])
+    with support.Server(tmp_path) as server, Visit(browser, server, "float/#contrast=100,2000") as visit:
+        dialog = Dialog(visit)
+        dialog.choose("Whole volume")
+        expect(dialog.element).to_contain_text("ImageJ opens it with the contrast on the page")
+        path = dialog.save(tmp_path)
+        with tifffile.TiffFile(path) as opened:
+            assert (opened.imagej_metadata["min"], opened.imagej_metadata["max"]) == (100, 2000)
+            np.testing.assert_array_equal(opened.asarray(), values.T)
+
+
+def test_the_dialog_says_that_a_region_with_a_damaged_block_cannot_be_downloaded(browser, tmp_path):
+    support.write_dataset(tmp_path / "v", support.counting(40, 30, 20), (20, 20, 20), "gzip", axes=["x", "y", "z"])
+    (tmp_path / "v/0/0/0").write_bytes(b"damaged")
+    with support.Server(tmp_path) as server, Visit(browser, server, "v/") as visit:
+        visit.page.locator(".damage").wait_for()
+        dialog = Dialog(visit)
+        expect(dialog.element).to_contain_text("The page shows damaged blocks")
+        # The browser reports the planes with the damaged block.
+        visit.faults.clear()

@@ -52,7 +52,7 @@ LISTED = {
     "plain": (["x", "y", "z"], [4, 4, 40], ["nm"] * 3, "4 × 4 × 40 nm"),
     "invalid": (["x", "y", "z"], [0, -4, 40], ["nm"] * 3, "? × ? × 40 nm"),
     "channels": (["x", "y", "c"], [4, 4, 1], ["nm", "nm", ""], "4 × 4 nm"),
-    "time": (["x", "y", "z", "c", "t"], [0.1, 0.1, 0.5, 1, 2], ["um", "um", "um", "", "minute"], "0.1 × 0.1 × 0.5 µm, every 2 minute"),
+    "time": (["x", "y", "z", "c", "t"], [0.1, 0.1, 0.5, 1, 2], ["um", "um", "um", "", "minute"], "0.1 × 0.1 × 0.5 µm, every 2 minutes"),
     "mixed": (["x", "y"], [4, 40], ["nm", "um"], "4 nm × 40 µm"),
 }
 
@@ -86,9 +86,51 @@ def test_compatibility_notes_are_counted_and_grouped_by_program(browser, tmp_pat
     with support.Server(tmp_path) as server, Visit(browser, server, "odd/") as visit:
         visit.page.click(".problems summary")
         notes = visit.page.locator(".problems li").all_inner_texts()
-        assert visit.text(".problems summary") == f"{len(notes)} compatibility notes"
+        # What this server converts for a program does not count.
+        counted = visit.page.locator(".problems ul:not(.note ~ ul) li").count()
+        assert 0 < counted < len(notes)
+        assert visit.text(".problems summary") == f"{counted} compatibility note{'s' * (counted > 1)}"
+        assert visit.page.locator(".problems .note ~ h3").all_inner_texts() == ["Neuroglancer", "zarr-python 2", "z5"]
         headings = visit.page.locator(".problems h3").all_inner_texts()
         assert {"Neuroglancer", "zarr-python 2", "z5"} <= set(headings)
         assert len(headings) == len(set(headings))
         assert any(heading.startswith("Strict readers") for heading in headings)
         assert not [note for note in notes if note.startswith("as/")]
+
+
+def test_notes_are_a_warning_only_if_several_programs_cannot_read_the_data_at_any_address(browser, tmp_path):
+    attributes = support.attributes([40, 36, 8], [16, 16, 8], "uint16", "raw")
+    support.write(tmp_path / "strange/attributes.json", attributes | {"compression": {"type": "strange"}})
+    support.write(tmp_path / "odd/attributes.json", attributes | {"compression": {"type": "xz"}})
+    colour = "element => getComputedStyle(element).color"
+    with support.Server(tmp_path) as server, Visit(browser, server, "odd/") as visit:
+        summary = visit.page.locator(".problems summary")
+        assert summary.inner_text() == "Notes on the files as stored"
+        assert summary.evaluate(colour) == visit.page.locator("h1").evaluate(colour)
+        visit.go("strange/")
+        assert "compatibility notes" in summary.inner_text()
+        assert summary.evaluate(colour) != visit.page.locator("h1").evaluate(colour)
+        # The browser reports the planes that the server cannot decode.
+        visit.faults.clear()
+
+
+def test_the_metadata_say_which_programs_read_converted_data(browser, tmp_path):
+    attributes = support.attributes([40, 36, 8], [16, 16, 8], "uint16", "raw")
+    support.write(tmp_path / "odd/attributes.json", attributes | {"compression": {"type": "xz"}})
+    with support.Server(tmp_path) as server, Visit(browser, server, "odd/") as visit:
+        readable = server.get("/info/odd").json()["readable"]
+        assert not readable["neuroglancer"] and readable["tensorstore"] and not readable["z5"]
+        rows = visit.page.locator(".readers li").all_inner_texts()
+        assert [row for row in rows if "Neuroglancer" in row] == ["✓ Neuroglancer, converted"]
+        assert any(row.startswith("✓ TensorStore") and "converted" not in row for row in rows)
+        assert any(row.startswith("✗ z5") for row in rows)
+        assert visit.page.get_by_role("link", name="Open in Neuroglancer").count() == 1
+
+
+def test_a_group_with_broken_metadata_says_so_first(browser, tmp_path):
+    support.write(tmp_path / "bad/attributes.json", '{"dimensions": ')
+    (tmp_path / "bad/0").mkdir()
+    with support.Server(tmp_path) as server, Visit(browser, server, "bad/") as visit:
+        assert visit.page.locator(".subtitle .kind").all_inner_texts() == ["broken"]
+        assert "attributes.json is not JSON" in visit.text(".top .warning")
+        assert visit.page.locator(".problems").count() == 0

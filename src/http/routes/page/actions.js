@@ -11,7 +11,7 @@ import { addStyle, statsOf } from "./server.js";
  */
 export function opener(text, volumes, { statsOfOne = null, state = null, viewOf = () => null } = {}) {
   const { blocked, tellsToken } = viewerAdvice();
-  if (blocked) return h("p", { class: "note", text: blocked });
+  if (blocked) return h("details", { class: "note" }, h("summary", { text: "Neuroglancer is not available here. Why?" }), h("p", { text: blocked }));
   const told = tellsToken ? `${text.replace("in Neuro", "in the public Neuro")} (sends it this page's token)` : text;
   const link = h("a", { class: "primary", href: linkTo(volumes), text: told });
   const show = () => (link.href = linkTo(volumes, viewOf()));

@@ -63,7 +63,7 @@ export function voxel(resolution, units, axes) {
   const all = resolution.map((size, axis) => ({ size, unit: units[axis] ? unit(units[axis]) : "", name: axes?.[axis] ?? "" }));
   const space = all.filter(({ name, size, unit: own }) => !TIME.test(name) && !CHANNEL.test(name) && (own || size === null));
   const used = [...new Set(space.map(({ unit: own }) => own).filter(Boolean))];
-  const time = all.filter(({ name, size, unit: own }) => TIME.test(name) && own && size > 0).map(({ size, unit: own }) => `every ${number(size)} ${own}`);
+  const time = all.filter(({ name, size, unit: own }) => TIME.test(name) && own && size > 0).map(({ size, unit: own }) => `every ${number(size)} ${own}${size !== 1 && /^(second|minute|hour|day)$/.test(own) ? "s" : ""}`);
   const texts = space.map(({ size, unit: own }) => (used.length > 1 && own ? `${known(size)} ${own}` : known(size)));
   const text = used.length === 1 ? `${texts.join(" × ")} ${used[0]}` : texts.join(" × ");
   return [used.length > 0 && text, ...time].filter(Boolean).join(", ") || null;

@@ -4,21 +4,25 @@
 import { BoxDrawing } from "./box_drawing.js";
 import { bytes, length, shape as times } from "./describe.js";
 import { choice, copyButton, h } from "./dom.js";
-import { FORMATS, contentOf, curlFor, fileIn, pythonFor, requestFor } from "./download_request.js";
+import { FORMATS, contentOf, curlFor, fileIn, isTooLongForImageJ, pythonFor, requestFor } from "./download_request.js";
 import { ask, carriesToken, token } from "./server.js";
 
 export class Download {
   constructor(volume, preview) {
-    Object.assign(this, { volume, preview, mode: "view", format: "tiff", level: preview.state.level ?? 0 });
+    const format = isTooLongForImageJ(volume.dataType) ? "npy" : "tiff";
+    Object.assign(this, { volume, preview, mode: "view", format, level: preview.state.level ?? 0 });
     this.box = volume.dimensions.map((count) => [0, count]);
     this.modes = choice("region", "Region", [["view", "Current view"], ["whole", "Whole volume"], ["box", "Box"]], "view", (mode) => this.setMode(mode));
     this.rows = volume.axes.map((_, axis) => this.makeRow(axis));
     const levels = volume.levels.map((level, n) => h("option", { value: n, text: `${level.path.split("/").pop()}: ${times(level.dimensions)}` }));
     this.levels = h("select", { on: { change: () => this.set({ level: Number(this.levels.value) }) } }, levels);
-    this.formats = choice("format", "Format", Object.entries(FORMATS).map(([key, { name }]) => [key, name]), "tiff", (format) => this.set({ format }));
+    this.formats = choice("format", "Format", Object.entries(FORMATS).map(([key, { name }]) => [key, name]), format, (chosen) => this.set({ format: chosen }));
     this.contrast = h("input", { type: "checkbox", checked: true, on: { change: () => this.set({}) } });
     this.contrastRow = h("label", { class: "check" }, this.contrast, "With the contrast and colours on the page");
+    this.rounded = h("input", { type: "checkbox", on: { change: () => this.set({}) } });
+    this.roundedRow = h("label", { class: "check" }, this.rounded, "As 32-bit numbers that ImageJ opens. Values above 16,777,216 are rounded, so that labels may merge");
     this.content = h("p", { class: "note" });
+    this.damage = h("p", { class: "note", text: "The page shows damaged blocks. The download of a region with such a block fails. Choose a region without it." });
     this.facts = h("dl", { class: "facts" });
     this.problem = h("div", { class: "problem", role: "status" });
     this.link = h("a", { class: "primary" });
@@ -37,7 +41,7 @@ export class Download {
         h("div", { class: "row" }, this.modes, button("Draw a box…", () => this.draw())),
         h("table", {}, h("caption", { text: "In elements of the finest level. The stop is not included." }), h("tr", {}, head), this.rows.map(({ element }) => element)),
         levels.length > 1 && h("label", { class: "row" }, "Level", this.levels),
-        h("div", {}, this.formats, this.content, this.contrastRow),
+        h("div", {}, this.formats, this.content, this.contrastRow, this.roundedRow, this.damage),
         this.facts,
         h("details", {}, h("summary", { text: "The same with curl or Python" }), code)),
       h("footer", {}, this.problem, this.link),
@@ -138,15 +142,21 @@ export class Download {
     const isUnchanged = dataType === "uint8" || (dataType === "uint16" && format === "png");
     const isImage = display.kind === "image";
     const { isPicture } = FORMATS[format];
+    this.roundedRow.hidden = format !== "tiff" || !isTooLongForImageJ(dataType);
+    this.damage.hidden = this.preview.damage.hidden;
+    const dtype = !this.roundedRow.hidden && this.rounded.checked ? "float32" : null;
     this.contrastRow.hidden = !isPicture || !isImage || !isUnchanged;
     const mixed = isPicture && isImage && display.mixes && !this.isSingle(channel) ? channel : null;
-    if (!isPicture || (isUnchanged && !(isImage && this.contrast.checked))) return { look: "", mixed };
+    const isRanged = format === "tiff" && isImage;
+    if ((!isPicture && !isRanged) || (isPicture && isUnchanged && !(isImage && this.contrast.checked))) return { look: "", mixed, dtype };
     if (!isImage) return { look: "", mixed, reason: `A picture of ${dataType} needs a contrast. Choose another format, or show the volume as an image.` };
     const windowOf = ({ window: { value: [low, high] } }) => [low, Number(low) === Number(high) ? Number(low) + 1 : high].join();
     const [from, to] = channel < 0 ? [0, 1] : this.box[channel];
     const inside = display.channels.filter(({ index }) => index >= from && index < to);
+    // A TIFF has one range, so the windows of several channels are left out.
+    if (isRanged && inside.length > 1 && display.hasSeveral) return { look: "", mixed, dtype };
     // The many channels of a spectrum share one window.
-    if (mixed === null) return { look: `&window=${windowOf(inside[0] ?? display.channels[0])}`, mixed };
+    if (mixed === null) return { look: `&window=${windowOf(inside[0] ?? display.channels[0])}`, mixed, dtype };
     const shown = inside.filter(({ visible }) => visible);
     if (!shown.length) return { look: "", mixed, reason: "The page shows none of these channels." };
     const list = (f, separator) => shown.map(f).join(separator);
@@ -159,8 +169,8 @@ export class Download {
     for (const row of this.rows) row.show();
     this.modes.querySelector(`[value=${this.mode}]`).checked = true;
     this.levels.value = this.level;
-    const { look, mixed, reason } = this.look();
-    const request = requestFor(this.volume, { box: this.box, level: this.level, format: this.format, look, mixed });
+    const { look, mixed, dtype, reason } = this.look();
+    const request = requestFor(this.volume, { box: this.box, level: this.level, format: this.format, look, mixed, dtype });
     this.check?.abort();
     if (!request) {
       this.refuse("The image has no data at this time point.");

@@ -2,6 +2,7 @@
 
 import { url } from "./server.js";
 import { commented, quoted } from "./snippets.js";
+import { ITEM_BYTES } from "./volume.js";
 
 /** The formats. `isPicture` marks those that show one plane, with contrast and colours. */
 export const FORMATS = {
@@ -26,9 +27,10 @@ function partOfLevel({ dimensions, factors }, box) {
 
 /**
  * Describes the request for a box (elements of the finest level) in a format; null if the stack stores nothing there.
- * `look` is the part of the query with contrast and colours, `mixed` the axis of the channels that a picture mixes.
+ * `look` is the part of the query with contrast and colours, `mixed` the axis of the channels that a picture mixes, and
+ * `dtype` the type to convert to, null for the stored one.
  */
-export function requestFor(volume, { box, level: number, format, look, mixed }) {
+export function requestFor(volume, { box, level: number, format, look, mixed, dtype = null }) {
   const level = volume.levels[number];
   let part = partOfLevel(level, box);
   let { path, info } = level;
@@ -47,14 +49,15 @@ export function requestFor(volume, { box, level: number, format, look, mixed }) 
   const size = info.block_size;
   const spans = part.map(([start, stop], axis) => [Math.floor(start / size[axis]), Math.ceil(stop / size[axis])]);
   const covered = spans.map(([from, to], axis) => Math.min(info.dimensions[axis], to * size[axis]) - from * size[axis]);
-  const bytes = product(shape) * volume.itemBytes;
+  const dataType = dtype ?? volume.dataType;
+  const bytes = product(shape) * (ITEM_BYTES[dataType] ?? 1);
   return {
-    level, part, shape, bytes, format, dataType: volume.dataType, names: commented(volume.axes),
+    level, part, shape, bytes, format, dataType, hasContrast: look !== "", isConverted: dtype !== null, names: commented(volume.axes),
     kept: [...part.keys()].filter((axis) => isKept[axis]),
-    address: url("slice", path, `select=${items}&format=${format}${look}`),
+    address: url("slice", path, `select=${items}&format=${format}${look}${dtype ? `&dtype=${dtype}` : ""}`),
     blocks: product(spans.map(([from, to]) => to - from)),
     // Of uncompressed blocks only the elements themselves are read.
-    decoded: info.compression?.type === "raw" ? bytes : product(covered) * volume.itemBytes,
+    decoded: (info.compression?.type === "raw" ? product(shape) : product(covered)) * volume.itemBytes,
     file: safe(`${path.split("/").pop() || "data"}.${FORMATS[format].suffix}`),
   };
 }
@@ -70,11 +73,16 @@ export function fileIn(disposition) {
   return name ? safe(name) : null;
 }
 
-/** Says what the file holds. */
-export function contentOf({ kept, names, dataType, shape, format }) {
+/** Returns true for integers that ImageJ cannot open. */
+export const isTooLongForImageJ = (dataType) => /^u?int64$/.test(dataType);
+
+/** Says what the file holds, and what opens it. */
+export function contentOf({ kept, names, dataType, shape, format, hasContrast, isConverted }) {
   const order = kept.map((axis) => names[axis]);
   switch (format) {
-    case "tiff": return "For ImageJ, Fiji and others. The values are as stored.";
+    case "tiff":
+      if (isTooLongForImageJ(dataType)) return "ImageJ and Fiji cannot open 64-bit integers. tifffile for Python can. The values are as stored.";
+      return `For ImageJ, Fiji and others. The values are ${isConverted ? "converted" : "as stored"}.${hasContrast ? " ImageJ opens it with the contrast on the page." : ""}`;
     case "npy": return `For NumPy: array[${order.join(", ")}] of ${dataType}.`;
     case "raw": return `Only the elements, without a header: ${dataType}${dataType.endsWith("8") ? "" : ", little-endian"}, `
       + `${kept.map((axis) => shape[axis]).join(" × ") || 1}${order.length > 1 ? ` along ${order.join(", ")}; ${order[0]} varies fastest` : ""}.`;

@@ -4,7 +4,10 @@ import * as describe from "./describe.js";
 import { copyButton, h, once } from "./dom.js";
 import { ask, directory } from "./server.js";
 
-const READERS = { neuroglancer: "Neuroglancer", tensorstore: "TensorStore", java: "Java / Fiji", zarr: "zarr-python 2", z5: "z5" };
+/** Names of the programs, and the address at which each can read converted data; z5 reads only files. */
+const READERS = {
+  neuroglancer: ["Neuroglancer", "recommended"], tensorstore: ["TensorStore", "as"], java: ["Java / Fiji", "as"], zarr: ["zarr-python 2", "zarr2"], z5: ["z5", null],
+};
 
 /** Builds the table of facts about a volume. */
 export function facts(info, volume) {
@@ -24,11 +27,14 @@ export function facts(info, volume) {
     add("Levels", info.multiscale.levels.map((level) => h("div", { text: `${level.path}: ÷ ${level.factors.map(describe.number).join(", ")}` })));
   }
   if (info.readable) {
-    const marks = Object.entries(info.readable).map(([key, reads]) =>
-      h("li", { class: reads ? "yes" : "no" }, h("span", { "aria-hidden": "true", text: reads ? "✓ " : "✗ " }), READERS[key] ?? key,
-        h("span", { class: "unseen", text: reads ? " can read it" : " cannot read it" })),
-    );
-    add("Readable as stored by", h("ul", { class: "readers" }, marks));
+    const marks = Object.entries(info.readable).map(([key, reads]) => {
+      const [name, view] = READERS[key] ?? [key, null];
+      const isConverted = !reads && Boolean(info.urls[view]);
+      const canRead = reads || isConverted;
+      return h("li", { class: canRead ? "yes" : "no" }, h("span", { "aria-hidden": "true", text: canRead ? "✓ " : "✗ " }), name,
+        isConverted ? ", converted" : h("span", { class: "unseen", text: reads ? " can read it as stored" : " cannot read it" }));
+    });
+    add("Readable by", h("ul", { class: "readers" }, marks));
   }
   return h("dl", { class: "facts" }, rows);
 }

@@ -35,18 +35,41 @@ export function viewerLinks(info) {
   );
 }
 
-/** Returns Python that shows the image in napari; null if napari's plug-in cannot read it. */
-export function napari(info, volume) {
+/**
+ * Returns Python that shows the volume in napari; null if napari cannot read it. `opened` is Python that opens the
+ * finest level with zarr, null if that cannot read it. `name` is the name of the volume as a Python literal. `limits`
+ * are those of the contrast, which napari itself takes from the extremes.
+ */
+export function napari(info, volume, opened, name, limits = null) {
   const address = ngff(info);
-  if (address === null) return null;
-  const add = kindOf(info, volume, null) === "segmentation" ? "add_labels" : "add_image";
+  const isLabels = kindOf(info, volume, null) === "segmentation";
+  const add = isLabels ? "add_labels" : "add_image";
+  if (address === null) {
+    if (info.kind === "multiscale" || opened === null) return null;
+    const { channel, rank, voxelSize } = volume;
+    const options = [`name=${name}`];
+    const sizes = voxelSize.filter((_, axis) => axis !== channel || isLabels).reverse();
+    // NumPy's order of the axes is the reverse of N5's.
+    if (sizes.some((size) => size !== null)) options.push(`scale=[${sizes.map((size) => size ?? 1).join(", ")}]`);
+    if (channel >= 0 && !isLabels) options.push(`channel_axis=${rank - 1 - channel}`);
+    if (limits && limits[0] < limits[1] && !isLabels) options.push(`contrast_limits=[${limits.join(", ")}]`);
+    return `import napari, zarr  # pip install "napari[all]" zarr fsspec aiohttp
+
+array = ${opened}
+viewer = napari.Viewer()
+viewer.${add}(array, ${options.join(", ")})
+napari.run()
+`;
+  }
+  // The plug-in calls a pyramid of labels "data".
+  const options = isLabels ? `{**options, "name": ${name}}` : "options";
   return `import napari  # pip install "napari[all]" napari-ome-zarr
 from napari_ome_zarr import napari_get_reader
 
 url = ${JSON.stringify(address)}
 viewer = napari.Viewer()
 for data, options, *_ in napari_get_reader(url)(url):
-    viewer.${add}(data, **options)
+    viewer.${add}(data, **${options})
 napari.run()
 `;
 }

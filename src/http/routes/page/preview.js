@@ -302,8 +302,9 @@ export class Preview {
 
   /**
    * Returns the view for other programs: `items`, the visible part as [start, stop] per axis of the finest level, where
-   * a null stop stands for a single index; `axes` that are visible; `position`; `zoom`; `elements` per pixel; and the
-   * `channels`, each with a window only if metadata give one or the user chose one.
+   * a null stop stands for a single index; `axes` that are visible; `position`; `zoom`; `elements` per pixel; the
+   * `channels`, each with a window only if metadata give one or the user chose one; and the `limits` of the contrast of
+   * an image with one channel, null while they are unknown.
    */
   viewForOthers() {
     const plane = this.planes.find(({ isShown }) => isShown);
@@ -317,6 +318,8 @@ export class Preview {
     const axes = (plane?.axes ?? []).filter((axis) => axis !== null);
     const channels = this.display.channels.map(({ index, name, colour, visible, window }) =>
       ({ index, name, colour, visible, window: (window.chosen ?? window.given)?.map(Number) ?? null }));
-    return { items, axes, channels, position: [...this.state.position], zoom: this.state.zoom, elements: this.fit ? 1 / this.pixelsPer(axes[0]) : null };
+    const [{ window }] = this.display.channels;
+    const limits = channels.length === 1 && (window.chosen ?? window.given ?? window.distribution) ? window.value.map(Number) : null;
+    return { items, axes, channels, limits, position: [...this.state.position], zoom: this.state.zoom, elements: this.fit ? 1 / this.pixelsPer(axes[0]) : null };
   }
 }

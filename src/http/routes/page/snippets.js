@@ -67,13 +67,19 @@ function decode(pathname) {
   return decodeURIComponent(pathname);
 }
 
-function zarr(finest, names) {
+/** Returns Python that opens a dataset with zarr; null if the server has no address for that. */
+function zarrOf(finest) {
   if (!finest.urls.zarr3) return null;
   const address = quoted(rebase(finest.urls.zarr3, finest).split("?")[0]);
   const options = token === null ? "" : `, storage_options={"params": ${python({ token })}}`;
-  return `import zarr  # 3.0 or later, with fsspec and aiohttp
+  return `zarr.open_array(${address}, mode="r"${options})`;
+}
 
-array = zarr.open_array(${address}, mode="r"${options})
+function zarr(finest, names) {
+  const opened = zarrOf(finest);
+  return opened && `import zarr  # 3.0 or later, with fsspec and aiohttp
+
+array = ${opened}
 print(array.dtype, array.shape)  # array[${[...names].reverse().join(", ")}]
 `;
 }
@@ -155,13 +161,13 @@ function tabs(label, pages) {
  */
 export function snippets(info, volume) {
   const { finest } = volume;
-  const examples = (read) => [
+  const examples = (read, limits = null) => [
     ["TensorStore", "python", tensorstore(finest, volume, read)],
     ["Zarr", "python", zarr(finest, commented(volume.axes))],
     ["NumPy", "python", numpy(finest, volume, read)],
     ["curl", "sh", curl(finest, volume, read)],
     ["Fiji", "ijm", fiji(info)],
-    ["napari", "python", napari(info, volume)],
+    ["napari", "python", napari(info, volume, zarrOf(finest), quoted(info.path.split("/").pop() || "data"), limits)],
   ].filter(([, , text]) => text);
   const blocks = new Map(examples(selection(volume, null)).map(([name, language]) =>
     [name, h("code", { "data-tool": name, "data-language": language })]));
@@ -179,7 +185,7 @@ export function snippets(info, volume) {
   );
   let listed;
   const show = (view, neuroglancer) => {
-    for (const [name, , text] of examples(selection(volume, view))) {
+    for (const [name, , text] of examples(selection(volume, view), view?.limits)) {
       const code = blocks.get(name);
       if (code.textContent !== text) code.textContent = text;
     }

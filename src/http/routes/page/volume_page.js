@@ -50,7 +50,7 @@ export async function showVolume(info, reveal) {
   contents.before(
     h("div", { class: "columns" },
       preview ? preview.element : h("section", { class: "preview card" }, h("p", { class: "note", text: whyNoPreview(volume) })),
-      h("aside", { class: "card", "aria-label": "Metadata" }, h("h2", { text: "Metadata" }), facts(info, volume), notes(info), attributes(info))),
+      h("aside", { class: "card", "aria-label": "Metadata" }, h("h2", { text: "Metadata" }), facts(info, volume), notes(info, canView), attributes(info))),
     code.element,
   );
   showCode(null);
