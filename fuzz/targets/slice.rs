@@ -387,6 +387,9 @@ fn indexed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     check(&response, &path, &shape, &expected, false);
 }
 
+/// A channel of a picture: its index, colour and window.
+type Channel = (u64, [u8; 3], (f64, f64));
+
 /// Requests a plane as a picture, in grey or with the channels in colours, and a region as a stack.
 fn pictured(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     let rank = model.dimensions.len();
@@ -429,7 +432,7 @@ fn pictured(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     let pixels = indices(&size);
     if let Some(axis) = channel_axis {
         let count = shape[axis];
-        let mut channels: Vec<(u64, [u8; 3], (f64, f64))> = Vec::new();
+        let mut channels: Vec<Channel> = Vec::new();
         for _ in 0..=numbers.below(8) {
             let channel = numbers.below(count as usize) as u64;
             let colour = [numbers.byte(), numbers.byte(), numbers.byte()];
@@ -437,7 +440,7 @@ fn pictured(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
                 channels.push((channel, colour, numbers.of(&WINDOWS)));
             }
         }
-        let list = |text: &dyn Fn(&(u64, [u8; 3], (f64, f64))) -> String, between: &str| {
+        let list = |text: &dyn Fn(&Channel) -> String, between: &str| {
             channels.iter().map(text).collect::<Vec<_>>().join(between)
         };
         let path = format!(

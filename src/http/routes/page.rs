@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn scripts_import_only_existing_files() {
-        for (asset, _) in ASSETS.iter().filter(|(asset, _)| asset.ends_with(".js")) {
+        for (asset, _) in ASSETS.iter().filter(|(asset, _)| media_type(asset).starts_with("text/javascript")) {
             for marker in [" from \"./", "import(\"./"] {
                 for name in imports(asset, marker) {
                     assert!(find_asset(&name).is_some(), "{asset} imports {name}");
