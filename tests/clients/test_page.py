@@ -318,7 +318,7 @@ def test_data_that_cannot_be_shown_is_explained(browser, tmp_path):
         visit.go("empty/")
         assert "no elements" in visit.text(".preview")
         visit.go("broken/")
-        assert "compatibility note" in visit.text("main")
+        assert visit.text(".warning").startswith("attributes.json is not JSON")
         visit.context.close()
 
 
