@@ -91,6 +91,16 @@ impl AccessControl {
         &self.policy
     }
 
+    /// Returns the number of tokens in the token file.
+    pub fn token_count(&self) -> usize {
+        self.tokens.as_ref().map_or(0, |(_, tokens)| tokens.current().token_count())
+    }
+
+    /// Returns true if a token may have a list of paths that it can read, whatever the rules say.
+    pub fn may_limit_paths(&self) -> bool {
+        self.jwt.is_some() || self.tokens.as_ref().is_some_and(|(_, tokens)| tokens.current().has_limited_paths())
+    }
+
     /// Verifies a token and returns its caller.
     ///
     /// Waits for the issuer's keys only if a JWT names an unknown key, and at most a few seconds.

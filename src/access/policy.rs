@@ -114,6 +114,16 @@ impl Policy {
         self.rules_below(path).any(|(_, grant)| *grant == ReadGrant::Public)
     }
 
+    /// Returns true if everyone may read every path and the metrics.
+    pub fn is_public_everywhere(&self) -> bool {
+        self.rules.values().chain([&self.metrics]).all(|grant| *grant == ReadGrant::Public)
+    }
+
+    /// Returns true if a rule grants access to callers with a token.
+    pub fn names_callers(&self) -> bool {
+        self.rules.values().any(|grant| matches!(grant, ReadGrant::Principals(principals) if !principals.is_empty()))
+    }
+
     /// Decides whether `caller` may read the metrics.
     pub fn decide_metrics(&self, caller: Option<&Caller>) -> Decision {
         self.metrics.decide(caller)

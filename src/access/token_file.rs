@@ -106,6 +106,15 @@ impl TokenFile {
         Ok(Self { entries, dummy: TokenDigest([0; 32]) })
     }
 
+    pub(super) fn token_count(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns true if a token has a list of paths that it can read.
+    pub(super) fn has_limited_paths(&self) -> bool {
+        self.entries.iter().any(|(_, line)| line.split_whitespace().any(|word| word.starts_with("read=")))
+    }
+
     /// Verifies a token and returns its caller.
     pub(super) fn authenticate(&self, token: &str, now: SystemTime) -> Result<Caller, TokenError> {
         let presented = TokenDigest::of(token);

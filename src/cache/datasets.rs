@@ -106,6 +106,15 @@ impl Group {
         }
     }
 
+    /// Returns true if directories with numbers as names are parts of a grid: the attributes describe a dataset, or are
+    /// so faulty that they may have described one.
+    pub fn may_have_grid(&self) -> bool {
+        match &self.state {
+            GroupState::Dataset(_) | GroupState::Unusable(..) | GroupState::Broken(_) => true,
+            GroupState::NoAttributes | GroupState::Attributes(_) => false,
+        }
+    }
+
     /// Returns the length of `attributes.json` in bytes; 0 if the file does not exist or is not a document.
     pub fn text_bytes(&self) -> u64 {
         if self.document().is_some_and(|document| document.is_ok()) { self.len } else { 0 }

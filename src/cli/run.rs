@@ -72,10 +72,12 @@ fn run_server(args: &ServeArgs) -> ExitCode {
         Err(error) => return fail(&error, EXIT_USAGE),
     };
     if args.check_config {
-        if let Err(error) = server::check_files(&config) {
-            return fail(&error, EXIT_USAGE);
-        }
-        return print(&format!("configuration is valid\n{}\n", config.summary()));
+        let warnings = match server::check_files(&config) {
+            Ok(warnings) => warnings,
+            Err(error) => return fail(&error, EXIT_USAGE),
+        };
+        let warnings: Vec<String> = warnings.iter().map(|warning| format!("warning     {warning}\n")).collect();
+        return print(&format!("configuration is valid\n{}\n{}", config.summary(), warnings.concat()));
     }
     if args.print_config {
         return match config.to_toml() {

@@ -388,9 +388,14 @@ impl Config {
     /// Returns true if access control is configured: responses may then depend on the caller.
     pub fn has_access_control(&self) -> bool {
         // The challenge alone restricts nothing.
-        let AccessConfig { default, rules, metrics, tokens, basic_challenge: _ } = &self.access;
+        let AccessConfig { default, rules, metrics, tokens: _, basic_challenge: _ } = &self.access;
         let is_all_public = *default == DefaultAccess::Public && rules.is_empty() && metrics == "public";
-        !is_all_public || !tokens.as_os_str().is_empty() || !self.jwt.keys.is_empty()
+        !is_all_public || self.authenticates_callers()
+    }
+
+    /// Returns true if there are tokens of a file or of an issuer.
+    pub fn authenticates_callers(&self) -> bool {
+        !self.access.tokens.as_os_str().is_empty() || !self.jwt.keys.is_empty()
     }
 
     /// Returns true if there is no access rule and everyone may read everything.

@@ -2,12 +2,12 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::OwnedSemaphorePermit;
@@ -34,6 +34,9 @@ const SOCKET_FILE_TIMEOUT: Duration = Duration::from_secs(2);
 /// file descriptors.
 const BACKLOG_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// First port that a process without privileges can bind (ip(7)), unless the system is configured otherwise.
+const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
+
 /// A listening socket.
 #[derive(Debug)]
 pub(crate) enum Listener {
@@ -55,7 +58,7 @@ impl Listener {
                     rustix::net::listen(&listener, ACCEPT_BACKLOG)?;
                     Ok(Self::Tcp(listener))
                 });
-                listener.with_context(|| format!("cannot listen on {address}"))
+                listener.map_err(|error| bind_error(*address, error))
             }
             ListenAddress::Unix(path) => {
                 let stale_path = path.clone();
@@ -179,11 +182,74 @@ async fn accept_failed(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
+/// Returns the error that `address` cannot be bound because of `error`: what is wrong, and what to do.
+fn bind_error(address: SocketAddr, error: io::Error) -> anyhow::Error {
+    let ip = if address.is_ipv6() { format!("[{}]", address.ip()) } else { address.ip().to_string() };
+    let kind = error.kind();
+    let advice = if kind == io::ErrorKind::AddrInUse {
+        let next_port = address.port().checked_add(1).filter(|port| *port > FIRST_UNPRIVILEGED_PORT).unwrap_or(8081);
+        let options = if address.ip() == Ipv4Addr::LOCALHOST {
+            format!("--port {next_port}, or --port 0 for any free port")
+        } else {
+            format!("--listen {ip}:{next_port}, or --listen {ip}:0 for any free port")
+        };
+        format!("another program, perhaps another n5-server, listens there; end it, or give another port: {options}")
+    } else if kind == io::ErrorKind::PermissionDenied && address.port() < FIRST_UNPRIVILEGED_PORT {
+        format!(
+            "ports below {FIRST_UNPRIVILEGED_PORT} need a privilege (CAP_NET_BIND_SERVICE); give a higher port: \
+             --listen {ip}:8080"
+        )
+    } else if kind == io::ErrorKind::AddrNotAvailable {
+        format!(
+            "{} is not an address of this machine; give one of its addresses, 127.0.0.1 for this machine alone, or \
+             0.0.0.0 for all its addresses: --listen 0.0.0.0:{}",
+            address.ip(),
+            address.port()
+        )
+    } else {
+        return anyhow::Error::new(error).context(format!("cannot listen on {address}"));
+    };
+    anyhow!("cannot listen on {address}: {advice}")
+}
+
 /// Removes the file of a Unix socket if no process listens on it, for example because the server was killed.
 fn remove_stale(path: &Path) {
     #[expect(clippy::disallowed_methods, reason = "not a file of a container")]
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
     if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
         let _ = std::fs::remove_file(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_in_use_is_named_with_a_free_choice() {
+        let taken = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap())).await.unwrap();
+        let address = taken.address().unwrap();
+        let error = format!("{:#}", Listener::bind(&ListenAddress::Tcp(address)).await.unwrap_err());
+        assert!(error.starts_with(&format!("cannot listen on {address}: another program")), "{error}");
+        assert!(error.contains("--port 0 for any free port"), "{error}");
+    }
+
+    #[test]
+    fn every_common_failure_says_what_to_do() {
+        use io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
+        for (address, kind, advice) in [
+            ("127.0.0.1:8080", AddrInUse, "--port 8081, or --port 0 "),
+            ("127.0.0.1:80", AddrInUse, "--port 8081, "),
+            ("127.0.0.1:65535", AddrInUse, "--port 8081, "),
+            ("0.0.0.0:9000", AddrInUse, "--listen 0.0.0.0:9001, or --listen 0.0.0.0:0 "),
+            ("[::]:9000", AddrInUse, "--listen [::]:9001, "),
+            ("0.0.0.0:80", PermissionDenied, "give a higher port: --listen 0.0.0.0:8080"),
+            ("192.0.2.7:8080", AddrNotAvailable, "192.0.2.7 is not an address of this machine"),
+        ] {
+            let error = format!("{:#}", bind_error(address.parse().unwrap(), kind.into()));
+            assert!(error.starts_with(&format!("cannot listen on {address}: ")) && error.contains(advice), "{error}");
+        }
+        let other = format!("{:#}", bind_error("127.0.0.1:8080".parse().unwrap(), PermissionDenied.into()));
+        assert_eq!(other, "cannot listen on 127.0.0.1:8080: permission denied");
     }
 }

@@ -63,7 +63,7 @@ impl Container {
         if !self.check_visible(key) {
             return Ok(None);
         }
-        let is_in_grid = self.enclosing_dataset(options, key, 1).await?.is_some();
+        let is_in_grid = self.is_in_grid(options, key).await?;
         let is_too_deep = key.child("0").is_err();
         let is_entry_visible = self.visible_entry_filter(key);
         let markers = Arc::<ZarrMarkers>::default();
@@ -104,6 +104,27 @@ impl Container {
         let group = self.group_if_readable(options, &key).await?;
         let is_dataset = group.is_some_and(|group| matches!(group.state, GroupState::Dataset(_)));
         Ok(if is_dataset { EntryKind::Dataset } else { EntryKind::Group })
+    }
+
+    /// Returns true if directories with numbers as names in `key` are parts of a grid: that of the nearest dataset, or
+    /// that of a dataset whose attributes are faulty.
+    async fn is_in_grid(&self, options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
+        let mut ancestor = key.clone();
+        let mut components = 0;
+        loop {
+            let Some(group) = self.group_if_readable(options, &ancestor).await? else { return Ok(false) };
+            if let GroupState::Dataset(dataset) = &group.state {
+                return Ok(components < dataset.attributes.rank().max(1));
+            }
+            if group.may_have_grid() {
+                return Ok(true);
+            }
+            let (Some(_), Some(parent)) = (ancestor.name().and_then(grid_component), ancestor.parent()) else {
+                return Ok(false);
+            };
+            components += 1;
+            ancestor = parent;
+        }
     }
 
     /// Returns the nearest dataset at or above `key`, and the grid components that `key` has in addition to the

@@ -2,6 +2,7 @@
 //! shuts down.
 
 mod access_control;
+mod data_search;
 mod mounts;
 mod process_memory;
 mod reload;
@@ -25,6 +26,7 @@ use crate::http::Viewer;
 use crate::runtime::cpu_pool::CpuPool;
 use crate::runtime::off_thread::off_thread;
 use crate::telemetry::metrics;
+use access_control::{access_line, access_warnings};
 pub use access_control::{check_rules, open_access_control};
 pub(crate) use mounts::{mount, open_store};
 use process_memory::trim_periodically;
@@ -38,6 +40,8 @@ pub struct Server {
     documents: ScopeGuard<Runtime, fn(Runtime)>,
     tls: Option<TlsTerminator>,
     reloader: Arc<Reloader>,
+    /// What an operator should know about the start: how access stands, and containers without data.
+    notices: Vec<String>,
 }
 
 impl Server {
@@ -53,6 +57,10 @@ impl Server {
         let trim_cpu = CpuPool::new(1);
         tokio::spawn(trim_periodically(Arc::downgrade(&resources), trim_cpu.clone()));
         let mounts = mounts::start(&config, &resources).await?;
+        let missing_data = mounts::without_data(&mounts).await;
+        for notice in &missing_data {
+            tracing::warn!("{notice}");
+        }
         let timeout = config.server.request_timeout;
         let directory = config.server.viewer.clone();
         let opened_viewer = off_thread(timeout, move || Ok(Viewer::open(&directory)?)).await;
@@ -69,11 +77,16 @@ impl Server {
             .await
             .context("cannot load the files of [access], [jwt] and [tls]")?;
         let listener = Listener::bind(&config.server.listen).await?;
+        let access = access_line(&config, control.as_deref(), listener.address());
+        if let Some(access) = &access {
+            tracing::info!("{access}");
+        }
+        let notices = access.into_iter().chain(missing_data).collect();
         let workers = WorkerPool::start(config.threads()).context("the threads cannot be started")?;
         let document_runtime = documents.handle().clone();
         let state = ServerState { config, mounts, resources, trim_cpu, control, viewer, document_runtime };
         let reloader = Arc::new(Reloader::new(state, render_metrics));
-        Ok(Self { listener, workers, documents, tls, reloader })
+        Ok(Self { listener, workers, documents, tls, reloader, notices })
     }
 
     /// Returns a handle that applies new configurations to this server.
@@ -112,7 +125,8 @@ impl Server {
         })
     }
 
-    /// Logs and prints the server's addresses, its containers, and the maximum memory of the process.
+    /// Logs and prints the server's addresses, its containers, and the maximum memory of the process. Prints how access
+    /// stands, and containers without data.
     pub fn announce(&self) {
         let snapshot = self.reloader.snapshot();
         let config = &snapshot.config;
@@ -140,6 +154,7 @@ impl Server {
             "serving {containers}; caches, budgets and threads take at most {bound_mib} MiB, {connections} connections {connections_mib} MiB more, \
              sockets {sockets_mib} MiB in the kernel"
         ));
+        lines.extend(self.notices.iter().cloned());
         if config.containers.is_empty() {
             lines.push(demo::tour(&self.local_url().unwrap_or(url.clone())));
         }
@@ -157,7 +172,7 @@ impl Server {
     /// Serves until `stop` completes, then finishes the responses that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         // This function keeps no snapshot, so that a reload can free the snapshot that it replaces.
-        let Self { listener, workers, documents: _documents, tls, reloader } = self;
+        let Self { listener, workers, documents: _documents, tls, reloader, notices: _ } = self;
         let connections = ConnectionServer::new(&reloader.snapshot().config, reloader.subscribe(), workers, tls);
         let drain_on_stop = async {
             stop.await;
@@ -239,12 +254,14 @@ async fn is_quiescent(reloader: &Reloader, unflushed: &Weak<()>) -> bool {
     true
 }
 
-/// Checks that the files of `[access]`, `[jwt]` and `[tls]` can be used.
+/// Checks that the files of `[access]`, `[jwt]` and `[tls]` can be used. Returns warnings about access control that has
+/// no effect or admits nobody.
 ///
 /// # Errors
 /// Returns an error if one of the files cannot be used.
-pub fn check_files(config: &Config) -> anyhow::Result<()> {
-    open_files(config).map(drop)
+pub fn check_files(config: &Config) -> anyhow::Result<Vec<String>> {
+    let (control, _tls) = open_files(config)?;
+    Ok(control.map_or_else(Vec::new, |control| access_warnings(config, &control)))
 }
 
 fn open_files(config: &Config) -> anyhow::Result<(Option<Arc<AccessControl>>, Option<TlsTerminator>)> {

@@ -12,6 +12,7 @@ use axum::http::HeaderValue;
 use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
+use super::data_search;
 use crate::config::{CacheControl, Config, ContainerConfig, short_name};
 use crate::container::{Container, Resources};
 use crate::demo;
@@ -140,6 +141,22 @@ pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow
         tracing::error!(why, "served without this container until it can be opened");
     }
     Ok(mounts)
+}
+
+/// Searches the opened containers for N5 data. Returns a sentence for each that has none in its first directories.
+/// Returns fewer sentences if the search takes too long or fails.
+pub(super) async fn without_data(mounts: &[MountedContainer]) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let search = async {
+        for mounted in mounts {
+            let ContainerLocation::Local { store, .. } = &mounted.location else { continue };
+            if let Ok(Some(why)) = data_search::missing_data(store).await {
+                sentences.push(format!("nothing to serve was found in {}: {why}", describe(&mounted.config)));
+            }
+        }
+    };
+    let _in_time = tokio::time::timeout(data_search::SEARCH_TIMEOUT, search).await;
+    sentences
 }
 
 /// Returns the containers of `config`, which replace `current`. A container of `config` that is also in `current` keeps

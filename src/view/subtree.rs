@@ -340,7 +340,7 @@ impl<'a> SubtreeWalk<'a> {
         let state = group.as_ref().map(|group| &group.state);
         let has_own_attributes = document.is_some() || error.is_some();
         // Directories with numbers as names are parts of a grid, unless the attributes say that this is a group.
-        let has_numbered_groups = matches!(state, Some(GroupState::NoAttributes | GroupState::Attributes(_)));
+        let has_numbered_groups = group.as_ref().is_some_and(|group| !group.may_have_grid());
         let has_groups = !matches!(state, Some(GroupState::Dataset(_) | GroupState::Unusable(..)));
         let children = if has_groups {
             let memory_share = usize::try_from(memory_bytes / 8 / READ_AHEAD as u64 / MAX_NAME_BYTES);

@@ -91,7 +91,7 @@ const ORDER: &[(&str, &str)] = &[
     ),
     ("runtime", "cpu_pool off_thread watched_files allocator fair_queue"),
     ("runtime::fair_queue", "semaphore single_flight state flow"),
-    ("server", "reload mounts process_memory access_control"),
+    ("server", "reload mounts process_memory access_control data_search"),
     ("store", "instrumented local memory page_cache file_meta listing disk_pool object error key"),
     ("store::local", "page_cache scan tree open_file resolve directory_check"),
     ("telemetry", "logs trace log_throttle metrics"),

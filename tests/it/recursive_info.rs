@@ -175,6 +175,49 @@ async fn blocks_are_no_groups_even_if_the_attributes_around_them_are_broken() {
 }
 
 #[tokio::test]
+async fn a_listing_around_broken_attributes_has_no_blocks_and_info_has_the_reason() {
+    let n5 = container();
+    for directory in ["broken/0/0", "broken/10/0", "unusable/0"] {
+        n5.file(&format!("{directory}/0"), "block");
+    }
+    n5.file("broken/1/attributes.json", "{}");
+    n5.file("broken/name/0/1", "no block");
+    let client = Client::of(n5.root());
+    let listed = async |path: &str| {
+        let page = client.get(&format!("/{path}format=json")).await.json();
+        let names = page["entries"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(listed("broken/?").await, ["1", "attributes.json", "name"], "1 has attributes of its own");
+    assert_eq!(listed("broken/0/?").await, [""; 0]);
+    assert_eq!(listed("broken/name/?").await, ["0"], "a group of that name is no part of a grid");
+    assert_eq!(listed("unusable/?").await, ["attributes.json"]);
+    assert_eq!(listed("broken/?blocks=1&").await, ["0", "1", "10", "attributes.json", "name"]);
+    let entries = all_entries(&client, "/info/", "&levels=1").await;
+    for (path, reason) in [("broken", "attributes.json is not JSON: "), ("unusable", "blockSize[0] is 0"), ("em", "")] {
+        let info = client.get(&format!("/info/{path}")).await.json();
+        let entry = entries.iter().find(|entry| entry["path"] == path).unwrap();
+        assert_eq!(info["error"], entry["error"], "{path}");
+        assert!(info["error"].as_str().unwrap_or_default().contains(reason), "{path}: {info}");
+        assert!(info["error"].is_null() || info["problems"][0] == info["error"], "{path}: {info}");
+    }
+}
+
+#[tokio::test]
+async fn datasets_of_each_container_in_a_plain_directory_are_judged_by_its_version() {
+    let n5 = N5::new();
+    n5.file("attributes.json", "{}");
+    n5.dataset("a.n5/data", &[9, 9], &[2, 2], "raw");
+    n5.file("a.n5/attributes.json", r#"{"n5":"2.0.0"}"#);
+    n5.dataset("b.n5/data", &[9, 9], &[2, 2], "raw");
+    let client = Client::of(n5.root());
+    for (path, is_readable) in [("a.n5/data", true), ("b.n5/data", false)] {
+        let info = client.get(&format!("/info/{path}")).await.json();
+        assert_eq!(info["readable"]["z5"], is_readable, "{info}");
+    }
+}
+
+#[tokio::test]
 async fn links_that_lead_upwards_are_not_followed() {
     let n5 = container();
     symlink("../..", n5.root().join("a/b/up")).unwrap();

@@ -67,6 +67,65 @@ fn on_all_addresses_the_second_line_says_where_to_connect() {
     }
 }
 
+#[test]
+fn a_directory_without_n5_is_named_at_the_start_and_served() {
+    let directory = TempDir::new().unwrap();
+    fs::create_dir_all(directory.path().join("pics/raw")).unwrap();
+    fs::write(directory.path().join("pics/raw/a.png"), "picture").unwrap();
+    let root = directory.path().display();
+    let mut started = Started::run(&format!("exec \"$0\" --port 0 {root}"), "/usr/bin:/bin");
+    let port = started.port("http://127.0.0.1:");
+    assert!(started.line().starts_with("serving "));
+    let line = started.line();
+    let expected = format!("nothing to serve was found in {root}: none of its 3 directories has the attributes.json");
+    assert!(line.starts_with(&expected) && line.contains("Give the directory of an N5 container"), "{line}");
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok(), "data may come later");
+
+    fs::write(directory.path().join("pics/raw/attributes.json"), r#"{"n5":"4.0.0"}"#).unwrap();
+    let program = Program::serving(directory.path(), &[]);
+    program.signal(rustix::process::Signal::TERM);
+    let log = program.rest_of_log().join("\n");
+    assert!(!log.contains("nothing to serve"), "{log}");
+}
+
+#[test]
+fn the_start_says_how_access_stands_and_the_log_warns_of_settings_without_effect() {
+    let directory = TempDir::new().unwrap();
+    let tokens = directory.path().join("tokens");
+    fs::write(&tokens, format!("ann {}\n", "0".repeat(64))).unwrap();
+    let tokens = format!("--set access.tokens={}", tokens.display());
+    for (arguments, expected) in [
+        (format!("--listen 0.0.0.0:0 {tokens}"), "access: public by default, 0 rules, 1 token; metrics: public"),
+        ("--listen 0.0.0.0:0".to_owned(), "access: anyone who can reach this address can read everything"),
+    ] {
+        let mut started = Started::run(&format!("exec \"$0\" {arguments}"), "/usr/bin:/bin");
+        let lines = [(); 4].map(|()| started.line());
+        assert!(lines.iter().any(|line| line.starts_with(expected)), "{lines:?}");
+    }
+    let mut started = Started::run("exec \"$0\" --port 0", "/usr/bin:/bin");
+    let lines = [(); 3].map(|()| started.line());
+    assert!(!lines.iter().any(|line| line.starts_with("access")), "{lines:?}");
+
+    let warning = "everyone can read everything without a token";
+    let check = format!("exec \"$0\" --check-config {tokens}");
+    let output = Command::new("sh").args(["-c", &check, env!("CARGO_BIN_EXE_n5-server")]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains(&format!("\nwarning     {warning}")), "{text}");
+    let program = Program::start("[access]\ndefault = \"private\"\n");
+    program.logged("nobody can read anything");
+}
+
+#[test]
+fn a_port_in_use_is_named_with_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = Command::new(env!("CARGO_BIN_EXE_n5-server")).args(["--port", &port]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let expected = format!("cannot listen on 127.0.0.1:{port}: another program, perhaps another n5-server");
+    assert!(text.contains(&expected) && text.contains("--port 0 for any free port"), "{text}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
 /// Writes a program `xdg-open` to `directory`, which records its argument and its limit of open files in `opened`.
 fn write_fake_browser(directory: &Path) {
     let opened = directory.join("opened");

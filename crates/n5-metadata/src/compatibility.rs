@@ -8,7 +8,7 @@
 
 use n5_format::{AttributesDocument, DescribedDataset};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::codec::block_bytes;
 use crate::json_values::{bounded_integer, push_unique, truncated_json};
@@ -43,8 +43,8 @@ pub(crate) fn dataset_compatibility(
     ancestors: &[AttributesDocument],
     problems: &mut Vec<MetadataProblem>,
 ) -> Compatibility {
-    let root = ancestors.first().map_or_else(|| dataset.members(), AttributesDocument::members);
-    let dialect = Lz4Dialect::detect(dataset, root);
+    let version = container_version(dataset, ancestors);
+    let dialect = Lz4Dialect::detect(dataset, version);
     if dialect.is_some() {
         push_unique(
             problems,
@@ -62,10 +62,18 @@ pub(crate) fn dataset_compatibility(
     Compatibility {
         neuroglancer: record_result(NEUROGLANCER, neuroglancer::check_dataset(dataset, ancestors)),
         tensorstore: record_result("TensorStore", tensorstore_info(dataset).map(|_| ())),
-        java: record_result("N5 for Java", check_n5_java(dataset, root, dialect)),
+        java: record_result("N5 for Java", check_n5_java(dataset, version, dialect)),
         zarr: record_result("zarr-python 2", check_zarr_python(dataset, dialect)),
-        z5: record_result("z5", check_z5(dataset, root, dialect)),
+        z5: record_result("z5", check_z5(dataset, version, dialect)),
     }
+}
+
+/// Returns the version of the container that holds a dataset: the attribute `n5` of the nearest directory above that
+/// has it, or else of the dataset itself. The first of the `ancestors` need not be a container's root, because a plain
+/// directory with several containers can be served.
+fn container_version<'a>(dataset: &'a DescribedDataset, ancestors: &'a [AttributesDocument]) -> Option<&'a Value> {
+    let above = ancestors.iter().rev().map(AttributesDocument::members);
+    above.chain([dataset.members()]).find_map(|members| members.get("n5"))
 }
 
 /// Determines which programs can read a pyramid. Neuroglancer opens the group, whereas the other programs open each
@@ -113,7 +121,7 @@ impl Lz4Dialect {
     /// numcodecs writes `acceleration` and `id`. z5 writes a level, 6 by default, as `blockSize`, whereas Java requires
     /// a block size of at least 64. If these attributes do not decide, the version of the container does: z5 writes
     /// `2.0.0`, and the Rust crate writes `2.1.3`.
-    fn detect(dataset: &DescribedDataset, root: &Map<String, Value>) -> Option<Self> {
+    fn detect(dataset: &DescribedDataset, container_version: Option<&Value>) -> Option<Self> {
         let compression = dataset.compression();
         if compression.name() != "lz4" {
             return None;
@@ -125,7 +133,7 @@ impl Lz4Dialect {
         } else if block.is_some_and(|block| bounded_integer(block, 0, 63).is_some()) {
             Self::Z5
         } else {
-            match root.get("n5").and_then(Value::as_str) {
+            match container_version.and_then(Value::as_str) {
                 Some("2.0.0") => Self::Z5,
                 Some("2.1.3") => Self::Rust,
                 _ => Self::Java,
@@ -136,10 +144,10 @@ impl Lz4Dialect {
 
 fn check_n5_java(
     dataset: &DescribedDataset,
-    root: &Map<String, Value>,
+    container_version: Option<&Value>,
     lz4_dialect: Option<Lz4Dialect>,
 ) -> Result<(), String> {
-    if let Some(version) = root.get("n5").filter(|version| !java_accepts(version)) {
+    if let Some(version) = container_version.filter(|version| !java_accepts(version)) {
         return Err(format!("it refuses the container's version {version}"));
     }
     if dataset.members().get("codecs").is_some_and(|codecs| !codecs.is_null()) {
@@ -205,11 +213,11 @@ fn check_zarr_python(dataset: &DescribedDataset, lz4_dialect: Option<Lz4Dialect>
 
 fn check_z5(
     dataset: &DescribedDataset,
-    root: &Map<String, Value>,
+    container_version: Option<&Value>,
     lz4_dialect: Option<Lz4Dialect>,
 ) -> Result<(), String> {
-    if !root.contains_key("n5") {
-        return Err("the container's root has no version (the attribute n5)".to_owned());
+    if container_version.is_none() {
+        return Err("no directory above it has the attribute n5, the version in the root of a container".to_owned());
     }
     if dataset.members().contains_key("compressionType") {
         return Err("it treats any directory with a compressionType as a group".to_owned());
@@ -398,6 +406,27 @@ mod tests {
         assert_eq!(readers(&json!("2.1.3"), &lz4(json!({"blockSize": 65536}))), "");
         assert_eq!(readers(&json!("4.0.0"), &lz4(json!({"blockSize": 6}))), "5");
         assert_eq!(readers(&json!("2.0.0"), &lz4(json!({"id": "lz4", "acceleration": 1}))), "z");
+    }
+
+    #[test]
+    fn the_nearest_directory_with_a_version_is_the_root_of_the_container() {
+        let is_read_by = |ancestors: &[Value], own: &Value| {
+            let ancestors: Vec<AttributesDocument> = ancestors.iter().map(document).collect();
+            let own = array(&[7, 5], own);
+            let compatibility = dataset_compatibility(&dataset(&own), &ancestors, &mut Vec::new());
+            (compatibility.java, compatibility.z5)
+        };
+        let raw = json!({"compression": {"type": "raw"}});
+        let lz4 = json!({"compression": {"type": "lz4", "blockSize": 65536}});
+        let [java, z5] = ["4.0.0", "2.0.0"].map(|version| json!({"n5": version}));
+        assert_eq!(is_read_by(&[json!({}), z5.clone(), json!({})], &raw), (true, true));
+        assert_eq!(is_read_by(&[json!({}), json!({"n5": "5.0.0"})], &raw), (false, true));
+        assert_eq!(is_read_by(&[java.clone(), z5.clone()], &lz4), (false, true));
+        assert_eq!(is_read_by(&[z5, java], &lz4), (true, false));
+        assert_eq!(is_read_by(&[json!({}), json!({})], &raw), (true, false));
+        let root_dataset = json!({"n5": "4.0.0", "compression": {"type": "raw"}});
+        assert_eq!(is_read_by(&[], &root_dataset), (true, true));
+        assert_eq!(is_read_by(&[json!({})], &root_dataset), (true, true), "a container that is a dataset");
     }
 
     #[test]

@@ -65,6 +65,9 @@ pub struct Description {
     pub codec: Option<CodecEquivalents>,
     /// Programs that can read the dataset; for a pyramid, all of its levels.
     pub readable: Option<Compatibility>,
+    /// Fault of the metadata, as a sentence: attributes that are broken or describe no valid dataset, or levels of a
+    /// pyramid that do not match.
+    pub error: Option<String>,
     /// Problems and unusual properties, as sentences.
     pub problems: Vec<MetadataProblem>,
     /// True for a dataset whose blocks can be decoded.
@@ -84,7 +87,7 @@ impl Description {
     }
 
     fn new(node: &Node) -> Self {
-        let mut description = Self::default();
+        let mut description = Self { error: fault(node), ..Self::default() };
         if let Some(Err(error)) = &node.document {
             description.problems.push(truncated_error(error).into());
             return description;
@@ -131,7 +134,9 @@ impl Description {
     }
 
     fn describe_group(mut self, node: &Node) -> Self {
-        if let Some(pyramid) = pyramid(node, &mut self.problems) {
+        let pyramid = pyramid(node, &mut self.problems);
+        self.error = self.error.or_else(|| level_fault(&self.problems));
+        if let Some(pyramid) = pyramid {
             self.kind = NodeKind::Multiscale;
             self.axes.clone_from(&pyramid.axes);
             self.units.clone_from(&pyramid.units);
@@ -150,9 +155,27 @@ pub(crate) fn usable_sizes(sizes: &[f64]) -> Option<Vec<Option<f64>>> {
     (sizes.is_empty() || usable.iter().any(Option::is_some)).then_some(usable)
 }
 
+/// Returns the reason why the directory's own attributes are not what they are meant to be.
+pub(crate) fn fault(node: &Node) -> Option<String> {
+    if let Some(Err(error)) = &node.document {
+        return Some(truncated_error(error));
+    }
+    let unreadable = || {
+        let (name, reason) = node.own_document().unreadable().first()?;
+        Some(format!("the attribute {name} counts as missing: {reason}"))
+    };
+    dataset_fault(node).or_else(unreadable)
+}
+
+/// Returns the first of `problems` that is about a level of a pyramid.
+pub(crate) fn level_fault(problems: &[MetadataProblem]) -> Option<String> {
+    let fault = problems.iter().find(|problem| problem.kind == MetadataProblemKind::InvalidLevel);
+    fault.map(|problem| problem.to_string())
+}
+
 /// Returns the reason why attributes that are meant to describe a dataset do not describe one. Returns `None` for a
 /// dataset, and for attributes of a group.
-pub(crate) fn dataset_fault(node: &Node) -> Option<String> {
+fn dataset_fault(node: &Node) -> Option<String> {
     let reason = if node.is_dataset() {
         DescribedDataset::parse(node.own_document().clone()).err()?.to_string()
     } else {
@@ -173,7 +196,7 @@ fn push_normalization_notes(notes: Vec<String>, problems: &mut Vec<MetadataProbl
     }
 }
 
-pub(crate) fn truncated_error(error: &DocumentError) -> String {
+fn truncated_error(error: &DocumentError) -> String {
     let mut text = error.to_string();
     text.truncate(text.char_indices().nth(300).map_or(text.len(), |(at, _)| at));
     text
@@ -287,7 +310,7 @@ mod tests {
         let text = serde_json::to_string(&description).unwrap();
         let start = r#"{"kind":"dataset","#;
         let middle = r#""dimensions":[40,36],"block_size":[16,16],"data_type":"uint16","compression":{"preset":6,"type":"xz"},"grid":[3,3],"size_bytes":"2880","axes":null,"units":null,"resolution":null,"multiscale":null,"tensorstore":{"schema":{"#;
-        let end = r#""codec":{"numcodecs":{"check":-1,"filters":null,"format":1,"id":"lzma","preset":6},"hdf5":null},"readable":{"neuroglancer":false,"tensorstore":true,"java":true,"zarr":false,"z5":false},"problems":["Neuroglancer cannot read it: it does not support the compression \"xz\"","zarr-python 2 cannot read it: it requires compression.preset","z5 cannot read it: it requires compression.preset"]}"#;
+        let end = r#""codec":{"numcodecs":{"check":-1,"filters":null,"format":1,"id":"lzma","preset":6},"hdf5":null},"readable":{"neuroglancer":false,"tensorstore":true,"java":true,"zarr":false,"z5":false},"error":null,"problems":["Neuroglancer cannot read it: it does not support the compression \"xz\"","zarr-python 2 cannot read it: it requires compression.preset","z5 cannot read it: it requires compression.preset"]}"#;
         assert!(text.starts_with(&(start.to_owned() + middle)), "{text}");
         assert!(text.ends_with(end), "{text}");
     }
@@ -327,6 +350,7 @@ mod tests {
         let broken = |node: &Node| {
             let description = describe(node);
             assert_eq!((description.kind, description.readable), (NodeKind::Group, None));
+            assert_eq!(description.error.as_deref(), description.problems.first().map(|problem| &**problem));
             description.problems.join("|")
         };
         let mut node = Node { document: Some(n5_format::AttributesDocument::parse(b"{'a':1}")), ..Node::default() };

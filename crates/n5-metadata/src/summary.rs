@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 
 use crate::calibration::Calibration;
 use crate::codec::compression_with_defaults;
-use crate::description::{NodeKind, dataset_fault, size_bytes, truncated_error, usable_sizes};
+use crate::description::{NodeKind, fault, level_fault, size_bytes, usable_sizes};
 use crate::multiscale::pyramid;
 use crate::node::Node;
-use crate::problem::{MetadataProblem, MetadataProblemKind};
+use crate::problem::MetadataProblem;
 use crate::volume::{VolumeKind, classify_volume};
 
 /// Short description of a directory. Members that do not apply are `None` and are not serialized. Lists have one entry
@@ -67,8 +67,7 @@ pub fn summarize(node: &Node, path: &str) -> Summary {
         dataset
     } else {
         let pyramid = pyramid(node, &mut problems);
-        let fault = problems.iter().find(|problem| problem.kind == MetadataProblemKind::InvalidLevel);
-        summary.error = summary.error.or_else(|| fault.map(|problem| problem.to_string()));
+        summary.error = summary.error.or_else(|| level_fault(&problems));
         let Some(pyramid) = pyramid else { return summary };
         summary.kind = NodeKind::Multiscale;
         summary.levels = Some(pyramid.levels.len());
@@ -87,18 +86,6 @@ pub fn summarize(node: &Node, path: &str) -> Summary {
     summary.compression = Some(compression_with_defaults(finest_level.compression()));
     summary.size_bytes = size_bytes(&finest_level);
     summary
-}
-
-/// Returns the reason why the directory's own attributes are not what they are meant to be.
-fn fault(node: &Node) -> Option<String> {
-    if let Some(Err(error)) = &node.document {
-        return Some(truncated_error(error));
-    }
-    let unreadable = || {
-        let (name, reason) = node.own_document().unreadable().first()?;
-        Some(format!("the attribute {name} counts as missing: {reason}"))
-    };
-    dataset_fault(node).or_else(unreadable)
 }
 
 #[cfg(test)]
