@@ -39,7 +39,11 @@ impl SliceSource {
             return Box::pin(Self::find_level(context, mount, key, query, choice)).await;
         }
         let found = mount.container.dataset_and_axes(context.read_options, key, axis_names).await;
-        let (dataset, axes) = found.map_err(|error| mount.problem(error))?;
+        let (dataset, mut axes) = found.map_err(|error| mount.problem(error))?;
+        if axes.is_empty() && dataset.attributes.rank() > 0 {
+            let named = Box::pin(view::read_level_axes(&mount.container, context.read_options, key)).await;
+            axes = named.map_err(|error| mount.problem(error))?.into();
+        }
         let selection = query.select(dataset.attributes.dimensions())?;
         Ok((Self { dataset, axes, level: None }, selection))
     }
@@ -77,7 +81,7 @@ impl SliceSource {
     }
 }
 
-/// Returns the names of a dataset's axes; empty if its attributes do not give them.
+/// Returns the names of a dataset's axes; empty if its own attributes do not give them.
 fn axis_names(document: AttributesDocument) -> Vec<String> {
     let described = DescribedDataset::parse(document).ok();
     described

@@ -103,14 +103,20 @@ async fn read(
 ) -> Result<LoadedNode, ReadError> {
     let mut loader = NodeLoader::measure(container, options, key, with_text).await?;
     let mut loaded = loader.load().await?;
-    let required = loader.measure_required_paths(&loaded.node).await?;
-    if !required.is_empty() {
+    let required = loader.measure_required_paths(key, &loaded.node).await?;
+    let groups = loader.measure_enclosing_groups(&loaded.node).await?;
+    if !required.is_empty() || !groups.is_empty() {
         // Starts again, with memory for all attributes, because a request that holds memory must not wait for more.
         drop(loaded);
         loaded = loader.load().await?;
-        for (path, key) in required {
-            if let Some(Ok(document)) = read_document(container, options, &key).await? {
-                loaded.node.child_documents.insert(path, document);
+        insert_documents(container, options, required, &mut loaded.node).await?;
+        for group in groups {
+            let Some(mut node) = n5_metadata::group_above(&loaded.node, group.distance) else { continue };
+            node.children = group.children;
+            insert_documents(container, options, group.required, &mut node).await?;
+            loaded.node.level_calibration = n5_metadata::level_calibration(&node, &group.level_path);
+            if loaded.node.level_calibration.is_some() {
+                break;
             }
         }
     }
@@ -119,6 +125,73 @@ async fn read(
     }
     loaded.problems = loader.problems;
     Ok(loaded)
+}
+
+/// Reads the attributes at these paths and keys into `node`.
+async fn insert_documents(
+    container: &Container,
+    options: ReadOptions,
+    paths: Vec<(String, Key)>,
+    node: &mut Node,
+) -> Result<(), ReadError> {
+    for (path, key) in paths {
+        if let Some(Ok(document)) = read_document(container, options, &key).await? {
+            node.child_documents.insert(path, document);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the names of the axes of the dataset `key` according to the pyramid that has it as a level; empty if there
+/// is none or it does not name them. This costs less than [`read_node`], because it lists no directory and reads no
+/// other level: a pyramid has the same axes for all.
+///
+/// # Errors
+/// Returns the same errors as [`read_node`].
+pub async fn read_level_axes(container: &Container, options: ReadOptions, key: &Key) -> Result<Vec<String>, ReadError> {
+    let mut may_be_level = key.name().is_some_and(n5_metadata::is_level_name);
+    for above in std::iter::successors(key.parent(), Key::parent).take(n5_metadata::MAX_PYRAMID_DISTANCE) {
+        if !may_be_level {
+            let document = container.group_if_readable(options, &above).await?.and_then(|group| group.document());
+            may_be_level = matches!(document, Some(Ok(document)) if n5_metadata::may_list_levels(&document));
+        }
+    }
+    if !may_be_level {
+        return Ok(Vec::new());
+    }
+    let read = async {
+        let mut loader = NodeLoader::measure(container, options, key, false).await?;
+        let LoadedNode { node, memory, .. } = loader.load().await?;
+        let named = (1..=n5_metadata::MAX_PYRAMID_DISTANCE).find_map(|distance| {
+            let mut group = n5_metadata::group_above(&node, distance)?;
+            let path = last_names(key, distance);
+            group.children = if distance == 1 { vec![path.clone()] } else { Vec::new() };
+            group.child_documents.insert(path.clone(), node.document.as_ref()?.clone().ok()?);
+            n5_metadata::level_calibration(&group, &path)
+        });
+        drop((node, memory));
+        Ok::<_, ReadError>(named.and_then(|calibration| calibration.axes).unwrap_or_default())
+    };
+    container.abort_if_contended(key, Box::pin(read)).await
+}
+
+/// Returns the last `count` names of a key as a path.
+fn last_names(key: &Key, count: usize) -> String {
+    let mut names: Vec<&str> = key.segments().collect();
+    names.drain(..names.len().saturating_sub(count));
+    names.join("/")
+}
+
+/// A directory above a dataset that may be a pyramid with the dataset as a level.
+struct EnclosingGroup {
+    /// Number of directories from the dataset up to the group.
+    distance: usize,
+    /// Path of the dataset relative to the group.
+    level_path: String,
+    /// Names of the directories below the group that may be levels without being listed.
+    children: Vec<String>,
+    /// Paths of the attributes that the description of the pyramid needs, with their keys.
+    required: Vec<(String, Key)>,
 }
 
 /// Loads a directory and its surroundings in two steps: measures the attributes without keeping them, then takes one
@@ -219,12 +292,36 @@ impl<'a> NodeLoader<'a> {
         self.children.clone().ok_or_else(|| ReadError::NotFound(self.key.clone()))
     }
 
-    /// Accounts for the memory of the attributes at all paths that conventions require of `node`. Returns the path and
-    /// key of each directory that has readable attributes.
-    async fn measure_required_paths(&mut self, node: &Node) -> Result<Vec<(String, Key)>, ReadError> {
+    /// Accounts for the memory of the attributes of pyramids that may have the dataset `node` as a level. Returns their
+    /// groups, the nearest first. Returns none if the dataset's own attributes suffice.
+    async fn measure_enclosing_groups(&mut self, node: &Node) -> Result<Vec<EnclosingGroup>, ReadError> {
+        let mut groups = Vec::new();
+        if !n5_metadata::lacks_calibration(node) {
+            return Ok(groups);
+        }
+        let ancestors = std::iter::successors(self.key.parent(), Key::parent);
+        for (distance, key) in (1..=n5_metadata::MAX_PYRAMID_DISTANCE).zip(ancestors) {
+            let Some(mut group) = n5_metadata::group_above(node, distance) else { break };
+            let level_path = last_names(self.key, distance);
+            if distance == 1 && n5_metadata::is_level_name(&level_path) {
+                let listing = self.container.subdirectories(&key, None, MAX_CHILDREN, true).await;
+                group.children = ReadError::hidden_as_none(listing)?.map(|listed| listed.names).unwrap_or_default();
+                group.children.retain(|name| n5_metadata::is_level_name(name));
+            }
+            if n5_metadata::required_paths(&group).contains(&level_path) {
+                let required = self.measure_required_paths(&key, &group).await?;
+                groups.push(EnclosingGroup { distance, level_path, children: group.children, required });
+            }
+        }
+        Ok(groups)
+    }
+
+    /// Accounts for the memory of the attributes at all paths that conventions require of `node`, the directory `key`.
+    /// Returns the path and key of each directory that has readable attributes.
+    async fn measure_required_paths(&mut self, key: &Key, node: &Node) -> Result<Vec<(String, Key)>, ReadError> {
         let mut required = Vec::new();
         for path in n5_metadata::required_paths(node) {
-            let Ok(key) = Key::from_segments(self.key.segments().chain(path.split('/'))) else { continue };
+            let Ok(key) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
             if self.measure_attributes(&key).await?.is_some() {
                 required.push((path, key));
             }

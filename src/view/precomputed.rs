@@ -164,7 +164,7 @@ async fn read_info(lookup: &ViewLookup<'_>, key: &Key) -> Result<(Value, Option<
 fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
     if let Some(Ok(document)) = node.document.as_ref().filter(|_| node.is_dataset()) {
         let dataset = DescribedDataset::parse(document.clone()).map_err(|error| error.to_string())?;
-        let space = CoordinateSpace::of_dataset(&dataset, &node.ancestors);
+        let space = CoordinateSpace::of_node(&dataset, node);
         return Ok(vec![PrecomputedScale::new("", dataset, space)?]);
     }
     let pyramid = n5_metadata::pyramid(node, &mut Vec::new()).ok_or("it is neither a dataset nor a pyramid")?;

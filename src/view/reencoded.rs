@@ -167,7 +167,7 @@ fn dataset_attributes(
         let reason = format!("compression {compression:?} with data type {data_type} is not supported");
         return Err(ReadError::NotADataset { key: key.clone(), reason });
     }
-    let space = CoordinateSpace::of_dataset(dataset, &node.ancestors);
+    let space = CoordinateSpace::of_node(dataset, node);
     let attribute = target.encoding.compression_attribute();
     let (members, _) =
         n5_metadata::canonical_attributes(dataset, &space, target.data_type_for(dataset), attribute, None);

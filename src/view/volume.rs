@@ -16,9 +16,6 @@ pub const MAX_SEARCHED: usize = 64;
 /// Maximum number of subdirectories of one directory that are searched.
 const MAX_CHILDREN: usize = 32;
 
-/// Maximum number of directories above a dataset in which a pyramid with the dataset is looked for.
-const MAX_PYRAMID_DISTANCE: usize = 2;
-
 /// A dataset or a pyramid.
 #[derive(Debug, Clone)]
 pub struct Volume {
@@ -74,11 +71,10 @@ pub async fn read_volume(
     let kind = n5_metadata::volume_kind(&node, path);
     let channels = n5_metadata::channel_displays(&node);
     if node.is_dataset() {
-        let own_space = dataset_space(&node);
+        let space = dataset_space(&node);
         drop((node, memory));
-        let Some(own_space) = own_space else { return Ok(None) };
+        let Some(space) = space else { return Ok(None) };
         let dataset = container.dataset(options, key).await?;
-        let space = complete_space(container, options, key, own_space).await?;
         let factors = vec![1.0; space.scale.len()];
         let level = VolumeLevel { path: String::new(), dataset, factors, space };
         return Ok(Some(Volume { levels: vec![level], kind, channels, is_pyramid: false }));
@@ -115,49 +111,11 @@ async fn read_levels(
     Ok(levels)
 }
 
-/// Returns the coordinate space of a dataset according to its own attributes and those above.
+/// Returns the coordinate space of a dataset according to its own attributes and those around it.
 fn dataset_space(node: &Node) -> Option<CoordinateSpace> {
     let Some(Ok(document)) = &node.document else { return None };
     let dataset = DescribedDataset::parse(document.clone()).ok()?;
-    Some(CoordinateSpace::of_dataset(&dataset, &node.ancestors))
-}
-
-/// Returns the coordinate space of the dataset at `key`: `own`, with what it lacks from the pyramid that has this
-/// dataset as a level.
-async fn complete_space(
-    container: &Container,
-    options: ReadOptions,
-    key: &Key,
-    mut own: CoordinateSpace,
-) -> Result<CoordinateSpace, ReadError> {
-    let has_names = |space: &CoordinateSpace| space.axes.iter().any(|axis| axis.has_given_name);
-    let mut relative_path = key.name().unwrap_or_default().to_owned();
-    let mut above = key.parent();
-    for _ in 0..MAX_PYRAMID_DISTANCE {
-        if own.is_calibrated && has_names(&own) {
-            break;
-        }
-        let Some(group) = above else { break };
-        let LoadedNode { node, memory, .. } = read_node(container, options, &group).await?;
-        let pyramid = n5_metadata::pyramid(&node, &mut Vec::new());
-        drop((node, memory));
-        let number = |pyramid: &Pyramid| pyramid.levels.iter().position(|level| level.path == relative_path);
-        if let Some((pyramid, number)) = pyramid.and_then(|pyramid| number(&pyramid).map(|number| (pyramid, number))) {
-            let space = CoordinateSpace::of_level(&pyramid, number);
-            if space.axes.len() == own.axes.len() {
-                if !own.is_calibrated {
-                    return Ok(space);
-                }
-                for (axis, named) in own.axes.iter_mut().zip(space.axes).filter(|(_, named)| named.has_given_name) {
-                    (axis.name, axis.has_given_name, axis.kind) = (named.name, true, named.kind);
-                }
-            }
-            break;
-        }
-        relative_path = format!("{}/{relative_path}", group.name().unwrap_or_default());
-        above = group.parent();
-    }
-    Ok(own)
+    Some(CoordinateSpace::of_node(&dataset, node))
 }
 
 /// Returns the key and the volume at `key`, or of the first volume below it; `None` if there is none among the first

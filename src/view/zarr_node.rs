@@ -83,7 +83,7 @@ impl ZarrNode {
         }
         let document = node.document.as_ref()?.as_ref().ok()?;
         let dataset = DescribedDataset::parse(document.clone()).ok()?;
-        let own_space = || CoordinateSpace::of_dataset(&dataset, &node.ancestors);
+        let own_space = || CoordinateSpace::of_node(&dataset, node);
         let space = level.filter(|space| space.is_calibrated).cloned().unwrap_or_else(own_space);
         if let Some(units) = dimension_units(&space) {
             let units = order.map_or(units.clone(), |order| order.apply(&units));

@@ -140,6 +140,15 @@ def test_channels_have_the_names_colours_and_windows_of_omero(browser, images):
         assert at == [CELLS[23, 19, 5, n] for n in (0, 1)]
 
 
+def test_the_page_of_a_level_has_the_axes_and_channels_of_its_image(browser, images):
+    with Visit(browser, images, "cells/s0/") as visit:
+        assert visit.page.locator(".channels .name").all_text_contents() == [channel["label"] for channel in OMERO]
+        shown = assert_composite(visit, CELLS, list(COLOURS.values()))
+        assert windows(shown)[:2] == [(10, 200), (0, 150)]
+        assert visit.page.locator("dt:text-is('Axes') + dd").inner_text() == "x, y, z, c"
+        assert "voxel size 1 × 1 × 2" in visit.page.inner_text(".subtitle")
+
+
 def test_channels_can_be_hidden_coloured_and_adjusted_and_a_link_keeps_it(browser, images):
     with Visit(browser, images, "cells/") as visit:
         visit.page.uncheck("input[aria-label='Show GFP']")

@@ -70,6 +70,14 @@ def test_listing_and_page_give_the_same_voxel_size(browser, tmp_path):
             assert f"voxel size {size}" in visit.page.inner_text(".subtitle")
 
 
+def test_axes_without_names_are_not_called_time_or_channels(browser, tmp_path):
+    support.write_dataset(tmp_path / "five", support.counting(8, 6, 4, 3, 2), (8, 6, 4, 3, 2), "gzip")
+    with support.Server(tmp_path) as server, Visit(browser, server, "five/") as visit:
+        assert visit.page.locator("dt:text-is('Axes')").count() == 0
+        labels = visit.page.locator(".slider .label").all_text_contents()
+        assert labels[-2:] == ["d4", "d5"], labels
+
+
 def test_a_pyramid_without_a_voxel_size_is_shown_with_an_unknown_one(browser, tmp_path):
     support.write(tmp_path / "p/attributes.json", {"scales": [[1, 1, 1], [2, 2, 2]]})
     for level in range(2):

@@ -80,7 +80,7 @@ const ORDER: &[(&str, &str)] = &[
     ("n5_format::compression", "encoding blosc bzip2 blosc_sys gzip lz4 raw xz zstd stream codec"),
     (
         "n5_metadata",
-        "summary description canonical channels compatibility coordinate_space neuroglancer tensorstore codec units volume multiscale calibration voxel_size node problem json_values",
+        "summary description canonical channels compatibility coordinate_space neuroglancer tensorstore codec units volume level multiscale node calibration voxel_size problem json_values",
     ),
     ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera pyramid"),
     ("output", "accept thumbnail jpeg json n5_block npy png raw tiff composite image_stack image encoding colours"),

@@ -88,6 +88,17 @@ impl Calibration {
         calibration
     }
 
+    /// Returns the calibration with the values that it lacks taken from `level`, which is that of the same dataset as a
+    /// level of a pyramid. Values for axes of other names do not apply.
+    pub(crate) fn completed(mut self, level: Option<&Self>) -> Self {
+        if let Some(level) = level
+            && (self.axes.is_none() || level.axes.is_none() || self.axes == level.axes)
+        {
+            self.fill_missing(level.clone());
+        }
+        self
+    }
+
     /// Fills in the values that are still missing with those of `source`.
     fn fill_missing(&mut self, source: Self) {
         self.axes = self.axes.take().or(source.axes);

@@ -7,6 +7,7 @@ use n5_format::{AttributesDocument, DescribedDataset};
 use crate::calibration::{Calibration, downsampled, pixel_resolution};
 use crate::json_values::{one_per_axis, strings};
 use crate::multiscale::pyramid::Pyramid;
+use crate::node::Node;
 use crate::units::{BaseUnit, Unit};
 use crate::voxel_size::is_usable_size;
 
@@ -62,7 +63,22 @@ impl CoordinateSpace {
     /// applies to full resolution, so it is multiplied by the dataset's own `downsamplingFactors`. `inherited` holds
     /// the attributes of the directories above, root first.
     pub fn of_dataset(dataset: &DescribedDataset, inherited: &[AttributesDocument]) -> Self {
-        let mut calibration = Calibration::from_dataset(dataset, &mut Vec::new());
+        Self::of_calibrated(dataset, Calibration::from_dataset(dataset, &mut Vec::new()), inherited)
+    }
+
+    /// Returns the coordinate space of `dataset`, which is that of `node`. What its own attributes lack comes from the
+    /// pyramid that has it as a level, and otherwise from the directories above, as [`Self::of_dataset`] describes.
+    pub fn of_node(dataset: &DescribedDataset, node: &Node) -> Self {
+        let own = Calibration::from_dataset(dataset, &mut Vec::new());
+        Self::of_calibrated(dataset, own.completed(node.level_calibration.as_ref()), &node.ancestors)
+    }
+
+    /// Returns the coordinate space of a dataset with this calibration. What it lacks comes from the directories above.
+    fn of_calibrated(
+        dataset: &DescribedDataset,
+        mut calibration: Calibration,
+        inherited: &[AttributesDocument],
+    ) -> Self {
         let rank = dataset.rank();
         let ancestors = || inherited.iter().rev().map(AttributesDocument::members);
         if calibration.axes.is_none() {

@@ -50,7 +50,8 @@ pub struct Description {
     /// Size of all elements in bytes, as a decimal string because it may exceed 2^64. `None` if the size of an element
     /// is unknown.
     pub size_bytes: Option<String>,
-    /// Names of the axes.
+    /// Names of the axes. These and the following members of a level of a pyramid come from the pyramid where its own
+    /// attributes do not give them.
     pub axes: Option<Vec<String>>,
     /// Units of the axes as written, `""` for an axis without a unit.
     pub units: Option<Vec<String>>,
@@ -107,9 +108,9 @@ impl Description {
 
     fn describe_dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
         let mut problems = std::mem::take(&mut self.problems);
-        let calibration = Calibration::from_dataset(dataset, &mut problems);
+        let calibration = Calibration::from_dataset(dataset, &mut problems).completed(node.level_calibration.as_ref());
         compatibility::lint(dataset, &node.ancestors, &mut problems);
-        let space = CoordinateSpace::of_dataset(dataset, &node.ancestors);
+        let space = CoordinateSpace::of_node(dataset, node);
         let (_, notes) = canonical_attributes(dataset, &space, dataset.data_type(), Value::Null, None);
         push_normalization_notes(notes, &mut problems);
         let readable = compatibility::dataset_compatibility(dataset, &node.ancestors, &mut problems);
@@ -250,7 +251,7 @@ pub fn recommended_source(node: &Node, description: &Description) -> Option<Neur
             if !is_displayable(&dataset) {
                 return None;
             }
-            Some(if readable.neuroglancer {
+            Some(if readable.neuroglancer && !is_calibrated_by_pyramid(&dataset, node) {
                 NeuroglancerSource::N5
             } else {
                 NeuroglancerSource::Reencoded(substitute_type(&dataset))
@@ -271,6 +272,16 @@ pub fn recommended_source(node: &Node, description: &Description) -> Option<Neur
         }
         (NodeKind::Group | NodeKind::Multiscale, _) => None,
     }
+}
+
+/// Returns true if the pyramid that has the dataset as a level gives it other axes or voxel sizes than its own attributes
+/// and those above. Neuroglancer does not look for a pyramid when it opens a level.
+fn is_calibrated_by_pyramid(dataset: &DescribedDataset, node: &Node) -> bool {
+    let seen = |space: CoordinateSpace| {
+        let axes: Vec<(String, String)> = space.axes.into_iter().map(|axis| (axis.name, axis.unit_text)).collect();
+        (axes, space.scale)
+    };
+    seen(CoordinateSpace::of_node(dataset, node)) != seen(CoordinateSpace::of_dataset(dataset, &node.ancestors))
 }
 
 fn is_displayable(dataset: &DescribedDataset) -> bool {

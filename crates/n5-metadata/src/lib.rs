@@ -8,6 +8,7 @@ mod compatibility;
 mod coordinate_space;
 mod description;
 mod json_values;
+mod level;
 mod multiscale;
 mod neuroglancer;
 mod node;
@@ -25,6 +26,9 @@ pub use codec::{CodecEquivalents, Hdf5Filter, codec_equivalents, compression_wit
 pub use compatibility::Compatibility;
 pub use coordinate_space::{Axis, AxisKind, CoordinateSpace};
 pub use description::{Description, NeuroglancerSource, NodeKind, describe, recommended_source};
+pub use level::{
+    MAX_PYRAMID_DISTANCE, group_above, is_level_name, lacks_calibration, level_calibration, may_list_levels,
+};
 pub use multiscale::pyramid::{Convention, Pyramid, PyramidLevel};
 pub use multiscale::{pyramid, required_paths};
 pub use node::{MAX_LEVELS, Node};
@@ -37,8 +41,6 @@ pub use volume::{VolumeKind, classify_volume, volume_kind};
 /// Builders of nodes for the tests of several files.
 #[cfg(test)]
 mod testing {
-    use std::collections::BTreeMap;
-
     use n5_format::{AttributesDocument, DescribedDataset};
     use serde_json::Value;
 
@@ -71,7 +73,7 @@ mod testing {
             ancestors: ancestors.iter().map(document).collect(),
             document: Some(Ok(document(own))),
             children,
-            child_documents: BTreeMap::new(),
+            ..Node::default()
         };
         let required = required_paths(&node);
         assert!(required.len() <= MAX_LEVELS);

@@ -6,6 +6,8 @@ use std::sync::LazyLock;
 use n5_format::{AttributesDocument, DescribedDataset, DocumentError};
 use serde_json::{Map, Value};
 
+use crate::calibration::Calibration;
+
 /// Maximum number of paths that [`required_paths`](crate::required_paths) returns.
 pub const MAX_LEVELS: usize = 64;
 
@@ -22,6 +24,9 @@ pub struct Node {
     /// Loaded attributes of the [`required_paths`](crate::required_paths), by path. Paths without attributes are left
     /// out.
     pub child_documents: BTreeMap<String, AttributesDocument>,
+    /// Calibration of the dataset according to the pyramid that has it as a level
+    /// ([`level_calibration`](crate::level_calibration)). It applies where the dataset's own attributes give none.
+    pub level_calibration: Option<Calibration>,
 }
 
 static NO_ATTRIBUTES: LazyLock<AttributesDocument> = LazyLock::new(AttributesDocument::default);

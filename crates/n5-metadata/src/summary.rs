@@ -60,7 +60,7 @@ pub fn summarize(node: &Node, path: &str) -> Summary {
     let mut problems: Vec<MetadataProblem> = Vec::new();
     let finest_level = if node.is_dataset() {
         let Ok(dataset) = DescribedDataset::parse(node.own_document().clone()) else { return summary };
-        let calibration = Calibration::from_dataset(&dataset, &mut problems);
+        let calibration = Calibration::from_dataset(&dataset, &mut problems).completed(node.level_calibration.as_ref());
         summary.kind = NodeKind::Dataset;
         (summary.axes, summary.units) = (calibration.axes, calibration.units);
         summary.resolution = calibration.resolution.and_then(|sizes| usable_sizes(&sizes));

@@ -10,7 +10,7 @@ use crate::http::routes::recursive_info::{self, SubtreeQuery};
 use crate::http::{forwarded, route};
 use crate::view::{self, LoadedNode};
 use n5_format::JsonObjectBuilder;
-use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
+use n5_metadata::{ChannelDisplay, Description, NeuroglancerSource, Node, NodeKind};
 
 /// Maximum length of attributes that are repeated in the TensorStore spec. If they are longer, the spec has only the
 /// attributes that TensorStore interprets, so that the response contains the others only once.
@@ -90,6 +90,7 @@ fn document(
         _ => serde_json::Map::new(),
     };
     members.insert("volume".to_owned(), json!(n5_metadata::volume_kind(&node, path)));
+    members.insert("channels".to_owned(), channels(&node));
     members.insert("path".to_owned(), json!(path));
     members.insert("name".to_owned(), json!(directory.name));
     members.insert("store".to_owned(), json!(directory.zarr.map(ZarrFormat::name)));
@@ -106,6 +107,18 @@ fn document(
     drop((node, description, members, attributes, tensorstore_attributes));
     let entity = Entity { is_compressible: true, ..Entity::new("application/json", cache_control) };
     entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))
+}
+
+/// Returns the display of the channels of a dataset or an image according to `omero`; null if there is none. The
+/// members are those of `omero`, so that a client can treat both alike.
+fn channels(node: &Node) -> Value {
+    let described = n5_metadata::channel_displays(node);
+    let channel = |display: &ChannelDisplay| {
+        let colour = display.colour.map(|[red, green, blue]| format!("{red:02X}{green:02X}{blue:02X}"));
+        let window = display.window.map(|(start, end)| json!({"start": start, "end": end}));
+        json!({"label": display.label, "color": colour, "window": window, "active": display.is_active})
+    };
+    if described.is_empty() { Value::Null } else { described.iter().map(channel).collect() }
 }
 
 /// Returns the member `kvstore` of a TensorStore spec for the directory at `path`. `base` is the URL of this server.

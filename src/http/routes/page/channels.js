@@ -15,6 +15,11 @@ function omeroOf(attributes) {
   return Array.isArray(found?.channels) ? found : null;
 }
 
+/** Returns the channels as metadata describe them; null if they do not. Those of a level are with its image. */
+function describedOf(info) {
+  return omeroOf(info.attributes)?.channels ?? info.channels ?? null;
+}
+
 function windowOf(described) {
   const { start, end } = described?.window ?? {};
   return Number.isFinite(start) && Number.isFinite(end) && start < end ? [start, end] : null;
@@ -38,7 +43,7 @@ function namesOf(attributes) {
 export function channelsOf(info, volume) {
   const length = volume.channel < 0 ? 1 : volume.dimensions[volume.channel];
   const count = length > SPECTRUM ? 1 : length;
-  const described = omeroOf(info.attributes)?.channels ?? omeroOf(volume.finest.attributes)?.channels ?? [];
+  const described = describedOf(info) ?? describedOf(volume.finest) ?? [];
   const names = volume.stack?.names ?? namesOf(info.attributes);
   const hasActive = described.some((one) => one?.active === true);
   let visible = 0;
@@ -58,10 +63,10 @@ export function channelsOf(info, volume) {
 
 /** Returns true if the channels are the red, green and blue of a photograph, which share one window. */
 export function isTrueColour(info, volume) {
-  return isColour(volume) && !omeroOf(info.attributes);
+  return isColour(volume) && describedOf(info) === null;
 }
 
 /** Returns true if metadata describe the channels. */
 export function areDescribed(info) {
-  return omeroOf(info.attributes) !== null;
+  return describedOf(info) !== null;
 }

@@ -15,7 +15,7 @@ export function facts(info, volume) {
   const rows = [];
   const add = (label, value) => value && rows.push(h("div", {}, h("dt", { text: label }), h("dd", {}, value)));
   add("Shape", describe.shape(volume.dimensions));
-  add("Axes", volume.axes.join(", "));
+  add("Axes", volume.hasNames && volume.axes.join(", "));
   add("Voxel size", describe.voxelSize(volume));
   add("Data type", volume.dataType);
   add("Compression", describe.compression(finest));

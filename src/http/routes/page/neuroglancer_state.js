@@ -104,7 +104,7 @@ function transformOf(volume, source, info, space) {
   const order = ngff ? [...volume.axes.keys()].reverse() : [...volume.axes.keys()];
   const row = (n) => [...order.map((_, axis) => (axis === n ? 1 : 0)), ngff ? 0.5 : 0];
   // The names that Neuroglancer gives to the axes of the source.
-  const given = (axis) => (ngff && axis === volume.channel ? `${volume.axes[axis]}'` : volume.axes[axis]);
+  const given = (axis) => (ngff && axis === volume.channel ? `${volume.axes[axis]}'` : volume.sourceAxes[axis] ?? volume.axes[axis]);
   return {
     matrix: order.map((_, n) => row(n)),
     outputDimensions: Object.fromEntries(order.map((axis) => space[axis])),

@@ -2,8 +2,10 @@
 
 import { infoOf, join } from "./server.js";
 
-// Neuroglancer's names for unnamed axes.
-const AXES = ["x", "y", "z", "t", "c"];
+// Names of the first axes where metadata name none. Further ones may be time, channels or anything else.
+const AXES = ["x", "y", "z"];
+// The names that Neuroglancer and the views of this server give to unnamed axes.
+const SOURCE_AXES = ["x", "y", "z", "t", "c"];
 const SPATIAL = ["x", "y", "z"];
 // Line breaks and invisible characters. A stored axis name may contain any character.
 const ILLEGIBLE = /[\p{C}\p{Zl}\p{Zp}]/u;
@@ -33,9 +35,8 @@ export async function volumeOf(info) {
   if (levels.length === 0 || levels[0].info.kind !== "dataset") return null;
   const finest = levels[0].info;
   const rank = finest.dimensions.length;
-  const unnamed = (axis) => AXES[axis] ?? `d${axis + 1}`;
-  const axes = Array.from({ length: rank }, (_, axis) => {
-    const name = info.axes?.[axis] || finest.axes?.[axis] || unnamed(axis);
+  const named = (defaults) => Array.from({ length: rank }, (_, axis) => {
+    const name = info.axes?.[axis] || finest.axes?.[axis] || (defaults[axis] ?? `d${axis + 1}`);
     return ILLEGIBLE.test(name) ? `d${axis + 1}` : name;
   });
   const given = info.resolution ?? finest.resolution;
@@ -43,7 +44,9 @@ export async function volumeOf(info) {
     path: info.path,
     finest,
     rank,
-    axes,
+    axes: named(AXES),
+    sourceAxes: named(SOURCE_AXES),
+    hasNames: Boolean(info.axes ?? finest.axes),
     dataType: finest.data_type,
     itemBytes: ITEM_BYTES[finest.data_type] ?? 1,
     dimensions: finest.dimensions,
