@@ -1,4 +1,5 @@
-//! Pictures of slices: automatic windows, the channels that one colour image shows, and the calibration of stacks.
+//! Pictures of slices: automatic windows, the channels that one colour image shows, and the calibration and the
+//! channels of stacks.
 
 use std::sync::Arc;
 
@@ -10,7 +11,9 @@ use crate::http::query::slice_query::{SliceQuery, WindowChoice};
 use crate::http::request::RequestContext;
 use crate::http::slice_request::{SliceRequest, check_decodable};
 use crate::http::slice_source::SliceSource;
-use crate::output::{self, Composite, CompositeChannel, MAX_CHANNELS, StackAxis, StackAxisKind};
+use crate::output::{
+    self, Composite, CompositeChannel, MAX_CHANNELS, MAX_STACK_CHANNELS, StackAxis, StackAxisKind, StackChannel,
+};
 use crate::read::{self, DatasetPart};
 use crate::view::{self, Volume};
 use n5_format::DataType;
@@ -19,6 +22,9 @@ use n5_metadata::{AxisKind, BaseUnit, ChannelDisplay, CoordinateSpace, default_c
 /// Minimum number of elements in the pyramid level that an automatic window is computed from, if any level has that
 /// many. `/stats` has the same rule.
 const ENOUGH_ELEMENTS: u64 = 1 << 20;
+
+/// Maximum number of characters of a channel's label that are kept for a stack.
+const MAX_LABEL_CHARS: usize = 64;
 
 /// Smallest slice budget with which stacks are calibrated, in bytes. Describing a dataset takes 64 KiB of it.
 const MIN_CALIBRATING_BUDGET: u64 = 128 << 10;
@@ -110,6 +116,12 @@ pub(crate) async fn resolve(
         request.options.composite = Some(picture.composite(query, request, axis, position).await?);
         request.options.window = None;
         return Ok(());
+    }
+    if let (Some(axis), Some(_)) = (channel_axis, position)
+        && is_calibrated
+    {
+        let window = query.windows.as_ref().and_then(|windows| windows.first().copied());
+        request.options.stack_channels = picture.stack_channels(window, request, axis).await?;
     }
     if shows_channels && names_channels {
         let axes = source.axes.join(", ");
@@ -268,6 +280,47 @@ impl Picture<'_> {
             channel.index -= first;
         }
         Ok(Composite { axis: position, channels })
+    }
+
+    /// Returns the display of the channels of a stack; empty if ImageJ would not show them in one image. Windows are
+    /// computed only if the request asks for it, because a stack is sent without reading other elements.
+    async fn stack_channels(
+        &self,
+        given: Option<WindowChoice>,
+        request: &SliceRequest,
+        axis: usize,
+    ) -> Result<Vec<StackChannel>, Problem> {
+        let region = &request.selection.region;
+        let count = region.shape().get(axis).copied().unwrap_or(0);
+        if !(2..=MAX_STACK_CHANNELS as u64).contains(&count) {
+            return Ok(Vec::new());
+        }
+        let attributes = &self.source.dataset.attributes;
+        let existing = attributes.dimensions().get(axis).copied().unwrap_or(0);
+        let is_existing = |index: &u64| *index < existing;
+        let indices: Vec<u64> =
+            (0..count).filter_map(|sample| region.index(axis, sample)).filter(is_existing).collect();
+        if indices.len() as u64 != count {
+            return Ok(Vec::new());
+        }
+        let label = |index: u64| self.display(index).and_then(|display| display.label.as_deref());
+        let are_named = indices.iter().any(|index| label(*index).is_some());
+        let mut channels = Vec::new();
+        for index in indices {
+            let display = self.display(index);
+            let own_name = label(index).map(|label| label.chars().take(MAX_LABEL_CHARS).collect());
+            let colour = display.and_then(|display| display.colour);
+            let is_known = given.is_some()
+                || display.is_some_and(|display| display.window.is_some())
+                || *attributes.data_type() == DataType::UInt8;
+            let part = DatasetPart { axis, index };
+            channels.push(StackChannel {
+                name: if are_named { own_name.unwrap_or_else(|| format!("channel {index}")) } else { String::new() },
+                colour: colour.unwrap_or_else(|| default_channel_colour(index, existing, attributes.data_type())),
+                window: if is_known { Some(self.window(given, display, part).await?) } else { None },
+            });
+        }
+        Ok(channels)
     }
 
     fn display(&self, channel: u64) -> Option<&ChannelDisplay> {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::colours::Composite;
+use super::colours::{Colour, Composite};
 use n5_format::{DataType, swap_byte_order};
 
 /// Options that the client sets, and properties of the region that some formats write into the response.
@@ -24,6 +24,19 @@ pub struct EncodeOptions {
     pub step: Vec<u64>,
     /// Meaning and calibration of the axes of the response, for `tiff`; empty if they are unknown.
     pub axes: Vec<StackAxis>,
+    /// Display of the channels of the response, for `tiff`; empty if there is nothing to say about them.
+    pub stack_channels: Vec<StackChannel>,
+}
+
+/// Display of a channel in a stack of images.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StackChannel {
+    /// Name of the channel; empty if no channel has one.
+    pub name: String,
+    /// Colour of elements at the window's second value.
+    pub colour: Colour,
+    /// Values shown as black and in the full colour, if they are known.
+    pub window: Option<(f64, f64)>,
 }
 
 /// Meaning of an axis in a stack of images.

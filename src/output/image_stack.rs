@@ -6,15 +6,13 @@ use std::fmt::Write;
 
 use super::encoding::{StackAxis, StackAxisKind};
 use super::image::long_axes;
+use super::imagej_metadata::MAX_STACK_CHANNELS;
 
 /// Largest number of pages, which keeps the directories small relative to the images. ImageJ does not support more.
 const MAX_PAGES: u64 = 65_535;
 
 /// Maximum number of pixels per side.
 const MAX_SIDE: u64 = (1 << 31) - 1;
-
-/// Largest number of channels that ImageJ shows in one image.
-const MAX_COMPOSITE_CHANNELS: u64 = 7;
 
 /// Arrangement of an array as a stack of pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,6 +111,11 @@ impl StackLayout {
         })
     }
 
+    /// Returns the number of channels, which are consecutive pages.
+    pub(super) fn channel_count(&self) -> u64 {
+        self.counts[0]
+    }
+
     /// Returns the order of the axes of an array of `rank` axes in the file, fastest first; `None` if it is the order in
     /// memory. Axes that have one element come last.
     pub(super) fn axis_order(&self, rank: usize) -> Option<Vec<usize>> {
@@ -179,7 +182,7 @@ impl StackLayout {
             }
             if is_hyperstack {
                 line("hyperstack", &true);
-                let is_composite = (2..=MAX_COMPOSITE_CHANNELS).contains(&channels);
+                let is_composite = (2..=MAX_STACK_CHANNELS as u64).contains(&channels);
                 line("mode", &if is_composite { "composite" } else { "grayscale" });
             }
         }

@@ -9,6 +9,7 @@ mod composite;
 mod encoding;
 mod image;
 mod image_stack;
+mod imagej_metadata;
 mod jpeg;
 mod json;
 mod n5_block;
@@ -26,7 +27,10 @@ use n5_format::{Array, DataType};
 
 pub use accept::{accept_weight, best_media_type};
 pub use colours::{Colour, Composite, CompositeChannel, MAX_CHANNELS, colour_names, label_colour, parse_colour};
-pub use encoding::{AxisOrder, EncodeError, EncodeOptions, EncodedPiece, Endian, StackAxis, StackAxisKind};
+pub use encoding::{
+    AxisOrder, EncodeError, EncodeOptions, EncodedPiece, Endian, StackAxis, StackAxisKind, StackChannel,
+};
+pub use imagej_metadata::MAX_STACK_CHANNELS;
 
 pub use thumbnail::{Thumbnail, ThumbnailContent, ThumbnailFormat, empty_plane};
 

@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::encoding::{EncodeError, EncodeOptions, element_count};
 use super::image_stack::{StackCalibration, StackLayout, fraction};
+use super::imagej_metadata::{BYTE_COUNTS_TAG, DATA_TAG, ImagejMetadata};
 use super::{Format, StreamedFormat};
 use n5_format::{Array, DataType};
 
@@ -17,7 +18,7 @@ use n5_format::{Array, DataType};
 /// axes are known to be x and y. Axes that are known to be channels or time are pages: channels first, then slices,
 /// then frames, as ImageJ orders them. The elements are sent in this order. The file is little-endian, has one strip per
 /// page, and shows 0 as black. A file of up to 4 GiB is a classic TIFF, with a description from which ImageJ takes the
-/// dimensions and the calibration. A larger file is a BigTIFF.
+/// dimensions and the calibration, and with the colours, ranges and names of channels. A larger file is a BigTIFF.
 ///
 /// Source: TIFF 6.0 §2 and §19 (`SampleFormat`); BigTIFF: <https://www.awaresystems.be/imaging/tiff/bigtiff.html>.
 #[derive(Debug)]
@@ -32,7 +33,11 @@ const RESOLUTION_ENTRIES: u64 = 3;
 /// Alignment of the elements in bytes.
 const ALIGNMENT: u64 = 16;
 
+/// Number of entries of ImageJ's metadata in the first directory.
+const METADATA_ENTRIES: u64 = 2;
+
 /// Types of directory values. Source: TIFF 6.0 §2; BigTIFF.
+const BYTE: u16 = 1;
 const ASCII: u16 = 2;
 const SHORT: u16 = 3;
 const LONG: u16 = 4;
@@ -72,7 +77,12 @@ impl Format for TiffFormat {
             return u64::MAX;
         };
         let directory = directory_bytes(true, ENTRIES.saturating_add(RESOLUTION_ENTRIES));
+        let metadata = ImagejMetadata::of(&options.stack_channels, layout.channel_count(), layout.pages);
+        let metadata_bytes = metadata.map_or(0, |metadata| {
+            metadata.count_of_byte_counts().saturating_mul(4).saturating_add(metadata.data_bytes())
+        });
         let header_bytes = u64::from(layout.pages).saturating_mul(directory).saturating_add(1024);
+        let header_bytes = header_bytes.saturating_add(metadata_bytes);
         let is_rearranged = layout.axis_order(shape.len()).is_some();
         let rearranged_bytes = if is_rearranged { data_type.size_bytes().unwrap_or(1) as u64 } else { 0 };
         header_bytes.saturating_add(elements.saturating_mul(rearranged_bytes))
@@ -109,6 +119,8 @@ struct ImageStack {
     calibration: StackCalibration,
     /// Displayed range.
     window: Option<(f64, f64)>,
+    /// Display of the channels.
+    metadata: Option<ImagejMetadata>,
     /// Pixels per unit of length along both axes, as fractions.
     resolution: Option<[(u32, u32); 2]>,
     bits: u16,
@@ -125,6 +137,8 @@ struct FileLayout {
     description_offset: u64,
     /// Position of the resolution in a classic TIFF; `None` if it is unknown. A BigTIFF has it in the directories.
     resolution_offset: Option<u64>,
+    /// Position of ImageJ's metadata in a classic TIFF, first the lengths, then the data; `None` if there are none.
+    metadata_offset: Option<u64>,
     /// Position of the first element, which is the length of the header.
     first_page_offset: u64,
 }
@@ -172,7 +186,8 @@ impl ImageStack {
         let page_pixels = u64::from(layout.width).saturating_mul(layout.height.into());
         let page_bytes = page_pixels.saturating_mul(width_bytes as u64);
         let window = options.window;
-        Ok(Self { layout, calibration, window, resolution, bits, sample_format, page_bytes })
+        let metadata = ImagejMetadata::of(&options.stack_channels, layout.channel_count(), layout.pages);
+        Ok(Self { layout, calibration, window, metadata, resolution, bits, sample_format, page_bytes })
     }
 
     /// Returns the layout of a classic TIFF, or of a BigTIFF if the offsets exceed 32 bits. Returns `None` if they
@@ -186,7 +201,10 @@ impl ImageStack {
         // Only a classic TIFF has ImageJ's description, because ImageJ does not support BigTIFF.
         let description = if is_big { String::new() } else { self.layout.description(&self.calibration, self.window) };
         let entries = self.entries();
-        let first_entries = if description.is_empty() { entries } else { entries.checked_add(1)? };
+        let metadata = self.metadata.as_ref().filter(|_| !is_big);
+        let first_entries = entries
+            .checked_add(u64::from(!description.is_empty()))?
+            .checked_add(if metadata.is_some() { METADATA_ENTRIES } else { 0 })?;
         let other_directories_bytes =
             directory_bytes(is_big, entries).checked_mul(u64::from(self.layout.pages).checked_sub(1)?)?;
         let description_offset = file_header_bytes(is_big)
@@ -195,7 +213,14 @@ impl ImageStack {
         let description_end = description_offset.checked_add(description.len() as u64)?.checked_next_multiple_of(8)?;
         let resolution_offset = self.resolution.filter(|_| !is_big).map(|_| description_end);
         let resolution_bytes = if resolution_offset.is_some() { 16 } else { 0 };
-        let first_page_offset = description_end.checked_add(resolution_bytes)?.checked_next_multiple_of(ALIGNMENT)?;
+        let resolution_end = description_end.checked_add(resolution_bytes)?;
+        let metadata_end = match metadata {
+            None => resolution_end,
+            Some(metadata) => resolution_end
+                .checked_add(metadata.count_of_byte_counts().checked_mul(4)?)?
+                .checked_add(metadata.data_bytes())?,
+        };
+        let first_page_offset = metadata_end.checked_next_multiple_of(ALIGNMENT)?;
         let file_bytes = self.page_bytes.checked_mul(self.layout.pages.into())?.checked_add(first_page_offset)?;
         let is_addressable = is_big || u32::try_from(file_bytes).is_ok();
         is_addressable.then_some(FileLayout {
@@ -203,18 +228,19 @@ impl ImageStack {
             description,
             description_offset,
             resolution_offset,
+            metadata_offset: metadata.map(|_| resolution_end),
             first_page_offset,
         })
     }
 
-    /// Returns the number of entries of a directory, without the description.
+    /// Returns the number of entries of a directory, without the description and ImageJ's metadata.
     fn entries(&self) -> u64 {
         if self.resolution.is_some() { ENTRIES.saturating_add(RESOLUTION_ENTRIES) } else { ENTRIES }
     }
 
     /// Returns the bytes before the elements in a file with this layout.
     fn header(&self, layout: &FileLayout) -> Option<Vec<u8>> {
-        let FileLayout { is_big, ref description, description_offset, first_page_offset, .. } = *layout;
+        let FileLayout { is_big, ref description, first_page_offset, .. } = *layout;
         let mut out = Vec::with_capacity(usize::try_from(first_page_offset).ok()?);
         out.extend_from_slice(b"II");
         if is_big {
@@ -225,10 +251,7 @@ impl ImageStack {
         put_offset(&mut out, is_big, file_header_bytes(is_big))?;
         for page in 0..self.layout.pages {
             let strip_offset = self.page_bytes.checked_mul(page.into())?.checked_add(first_page_offset)?;
-            let description_entry =
-                (page == 0 && !description.is_empty()).then_some((description.len() as u64, description_offset));
-            let is_last = page.checked_add(1) == Some(self.layout.pages);
-            self.put_directory(&mut out, layout, strip_offset, description_entry, is_last)?;
+            self.put_directory(&mut out, layout, strip_offset, page)?;
         }
         out.extend_from_slice(description.as_bytes());
         if let (Some(offset), Some(resolution)) = (layout.resolution_offset, self.resolution) {
@@ -238,23 +261,25 @@ impl ImageStack {
                 out.extend_from_slice(&denominator.to_le_bytes());
             }
         }
+        if let (Some(offset), Some(metadata)) = (layout.metadata_offset, &self.metadata) {
+            out.resize(usize::try_from(offset).ok()?, 0);
+            metadata.put_byte_counts(&mut out);
+            metadata.put_data(&mut out);
+        }
         out.resize(usize::try_from(first_page_offset).ok()?, 0);
         Some(out)
     }
 
     /// Appends the directory of a page whose elements are at `strip_offset`. Entries are in ascending order of their
     /// tags.
-    fn put_directory(
-        &self,
-        out: &mut Vec<u8>,
-        layout: &FileLayout,
-        strip_offset: u64,
-        description: Option<(u64, u64)>,
-        is_last: bool,
-    ) -> Option<()> {
+    fn put_directory(&self, out: &mut Vec<u8>, layout: &FileLayout, strip_offset: u64, page: u32) -> Option<()> {
         let is_big = layout.is_big;
-        let entries = self.entries();
-        let entries = if description.is_some() { entries.checked_add(1)? } else { entries };
+        let description = Some(&layout.description).filter(|description| page == 0 && !description.is_empty());
+        let metadata = layout.metadata_offset.zip(self.metadata.as_ref()).filter(|_| page == 0);
+        let entries = self
+            .entries()
+            .checked_add(u64::from(description.is_some()))?
+            .checked_add(if metadata.is_some() { METADATA_ENTRIES } else { 0 })?;
         if is_big {
             out.extend_from_slice(&entries.to_le_bytes());
         } else {
@@ -275,8 +300,8 @@ impl ImageStack {
         // Compression: none. PhotometricInterpretation: black is zero.
         entry(259, SHORT, 1, 1)?;
         entry(262, SHORT, 1, 1)?;
-        if let Some((count, offset)) = description {
-            entry(270, ASCII, count, offset)?;
+        if let Some(description) = description {
+            entry(270, ASCII, description.len() as u64, layout.description_offset)?;
         }
         entry(273, offset_type, 1, strip_offset)?;
         entry(277, SHORT, 1, 1)?;
@@ -293,7 +318,13 @@ impl ImageStack {
             entry(296, SHORT, 1, 1)?;
         }
         entry(339, SHORT, 1, self.sample_format.into())?;
+        if let Some((offset, metadata)) = metadata {
+            let count = metadata.count_of_byte_counts();
+            entry(BYTE_COUNTS_TAG, LONG, count, offset)?;
+            entry(DATA_TAG, BYTE, metadata.data_bytes(), offset.checked_add(count.checked_mul(4)?)?)?;
+        }
         let field = if is_big { 8 } else { 4 };
+        let is_last = page.checked_add(1) == Some(self.layout.pages);
         let next = if is_last { 0 } else { (out.len() as u64).checked_add(field)? };
         put_offset(out, is_big, next)
     }
@@ -302,7 +333,7 @@ impl ImageStack {
 #[cfg(test)]
 mod tests {
     use super::super::check_supported;
-    use super::super::encoding::{StackAxis, StackAxisKind};
+    use super::super::encoding::{StackAxis, StackAxisKind, StackChannel};
     use super::*;
 
     /// Returns the tags and values of every page, parsed according to the specification.
@@ -390,6 +421,26 @@ mod tests {
         let bytes = TiffFormat.header_bytes(&[1 << 16, 1 << 14, 5], &DataType::UInt8, &options).unwrap();
         assert_eq!((header[2], header.len() as u64), (43, bytes));
         assert_eq!(value(&self::pages(&header)[4], 282), 4 << 32 | 1);
+    }
+
+    #[test]
+    fn the_first_directory_of_a_classic_tiff_has_the_display_of_the_channels() {
+        let kinds = [StackAxisKind::Space, StackAxisKind::Space, StackAxisKind::Channel];
+        let axes = kinds.iter().map(|kind| StackAxis { kind: *kind, ..StackAxis::default() }).collect();
+        let channel =
+            |name: &str| StackChannel { name: name.to_owned(), colour: [255, 0, 0], window: Some((1.0, 2.0)) };
+        let stack_channels = vec![channel("a"), channel("b")];
+        let options = EncodeOptions { axes, stack_channels, ..EncodeOptions::default() };
+        let header = TiffFormat.header(&[4, 4, 2], &DataType::UInt16, &options).unwrap();
+        assert_eq!(TiffFormat.header_bytes(&[4, 4, 2], &DataType::UInt16, &options), Some(header.len() as u64));
+        assert!(header.len() as u64 <= TiffFormat.encoder_bytes(&[4, 4, 2], &DataType::UInt16, &options));
+        let pages = pages(&header);
+        let [counts, data] = [50838, 50839].map(|tag| usize::try_from(value(&pages[0], tag)).unwrap());
+        assert_eq!((header[counts], &header[data..data + 8]), (28, &b"JIJIlbal"[..]));
+        assert_eq!(u64::try_from(header.len()).unwrap(), value(&pages[0], 273));
+        assert!(pages[1].iter().all(|entry| entry.0 < 50000));
+        let big = TiffFormat.header(&[1 << 16, 1 << 15, 2], &DataType::UInt16, &options).unwrap();
+        assert!(big[2] == 43 && self::pages(&big)[0].iter().all(|entry| entry.0 < 50000));
     }
 
     #[test]

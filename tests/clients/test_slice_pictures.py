@@ -51,6 +51,26 @@ AXES = ["x", "y", "z", "c", "t"]
 CALIBRATION = {"units": ["um", "um", "um", "", "ms"], "resolution": [0.325, 0.65, 2, 1, 250]}
 
 
+#: Prints the name, the brightest colour and the displayed range of every channel.
+CHANNEL_READER = """
+import ij.*;
+import java.io.PrintStream;
+
+public class ReadChannels {
+    public static void main(String[] files) throws Exception {
+        PrintStream out = new PrintStream(System.out, true, "UTF-8");
+        ImagePlus image = IJ.openImage(files[0]);
+        for (int channel = 1; channel <= image.getNChannels(); channel++) {
+            image.setPosition(channel, 1, 1);
+            ij.process.LUT table = ((CompositeImage) image).getChannelLut(channel);
+            out.println(image.getStack().getSliceLabel(image.getCurrentSlice()) + " " + table.getRed(255) + ","
+                + table.getGreen(255) + "," + table.getBlue(255) + " " + table.min + " " + table.max);
+        }
+    }
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("pictures")
@@ -64,6 +84,16 @@ def server(tmp_path_factory):
     ramp = np.arange(40 * 30 * 3, dtype="uint16").reshape(40, 30, 3, order="F")
     support.write_dataset(root / "rgb", (ramp % 256).astype("uint8"), (16, 16, 2), "gzip", axes=["x", "y", "c"])
     support.write_dataset(root / "float", np.where(ramp == 7, np.nan, ramp).astype("float32")[..., 0], (16, 16), "raw")
+    cells = ramp.reshape(40, 30, 3)[:16, :12]
+    axes = [{"name": name, "type": kind} for name, kind in (("c", "channel"), ("y", "space"), ("x", "space"))]
+    channels = [
+        {"label": label, "color": color, "window": {"start": low, "end": high}}
+        for label, color, low, high in (("DAPI", "0000FF", 100, 700), ("GFP", "00FF00", 5, 2600.5), ("m\u00dc", "FF8000", 0, 9000))
+    ]
+    scale = [{"type": "scale", "scale": [1, 0.5, 0.5]}]
+    multiscales = [{"version": "0.4", "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}]
+    support.write(root / "cells" / "attributes.json", {"multiscales": multiscales, "omero": {"channels": channels}})
+    support.write_dataset(root / "cells" / "0", cells, (8, 8, 1), "gzip")
     with support.Server(root) as server:
         yield server
 
@@ -85,6 +115,32 @@ def test_tifffile_reads_a_hyperstack_with_its_calibration(server):
         assert (x, y) == ((40, 13), (20, 13))
     plain = tifffile.TiffFile(io.BytesIO(body(server, "/slice/plain?format=tiff")))
     assert "unit" not in plain.imagej_metadata and "XResolution" not in plain.pages[0].tags
+
+
+@pytest.mark.parametrize("target", ["/slice/cells/0?format=tiff", "/slice/cells?level=0&format=tiff"])
+def test_tifffile_reads_colours_windows_and_names_of_channels(server, target):
+    with tifffile.TiffFile(io.BytesIO(body(server, target))) as file:
+        described = file.imagej_metadata
+        assert file.series[0].axes == "CYX" and file.asarray().shape == (3, 12, 16)
+    assert described["Labels"] == ["DAPI", "GFP", "m\u00dc"]
+    assert described["Ranges"] == (100.0, 700.0, 5.0, 2600.5, 0.0, 9000.0)
+    brightest = [tuple(table[:, 255]) for table in described["LUTs"]]
+    assert brightest == [(0, 0, 255), (0, 255, 0), (255, 128, 0)]
+    assert all((table[:, 0] == 0).all() for table in described["LUTs"])
+
+
+def test_imagej_reads_colours_windows_and_names_of_channels(server, tmp_path):
+    jar = next((jar for jar in IMAGEJ_JARS if jar and os.path.exists(jar)), None)
+    if jar is None or not shutil.which("javac"):
+        pytest.skip("ImageJ (Debian's package imagej) or a JDK is not installed")
+    (tmp_path / "cells.tif").write_bytes(body(server, "/slice/cells/0?format=tiff"))
+    (tmp_path / "ReadChannels.java").write_text(CHANNEL_READER)
+    subprocess.run(["javac", "-cp", jar, "ReadChannels.java"], cwd=tmp_path, check=True, timeout=120)
+    command = ["java", "-Djava.awt.headless=true", "-Dfile.encoding=UTF-8", "-cp", f"{jar}:.", "ReadChannels", "cells.tif"]
+    run = subprocess.run(command, cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
+    assert run.stdout.splitlines() == [
+        "DAPI 0,0,255 100.0 700.0", "GFP 0,255,0 5.0 2600.5", "m\u00dc 255,128,0 0.0 9000.0",
+    ]  # fmt: skip
 
 
 def test_imagej_reads_dimensions_calibration_and_voxels(server, tmp_path):

@@ -83,7 +83,10 @@ const ORDER: &[(&str, &str)] = &[
         "summary description canonical channels compatibility coordinate_space neuroglancer tensorstore codec units volume level multiscale node calibration voxel_size problem json_values",
     ),
     ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera pyramid"),
-    ("output", "accept thumbnail jpeg json n5_block npy png raw tiff composite image_stack image encoding colours"),
+    (
+        "output",
+        "accept thumbnail jpeg json n5_block npy png raw tiff composite image_stack imagej_metadata image encoding colours",
+    ),
     ("png_gray", "layout deflate filter huffman"),
     (
         "read",

@@ -265,6 +265,79 @@ async fn a_hyperstack_is_in_the_order_of_imagej_whatever_the_order_of_the_axes()
     assert!(text.contains("images=24\nchannels=2\nslices=3\nframes=4\nhyperstack=true\nmode=composite\n"), "{text}");
 }
 
+/// Writes an OME-NGFF image whose two levels have no attributes besides those of the array, as many writers do.
+fn image_of_cells(n5: &N5) {
+    let axis = |name: &str, kind: &str| json!({"name": name, "type": kind, "unit": if kind == "space" { "micrometer" } else { "" }});
+    let level = |path: &str, size: f64| {
+        json!({"path": path, "coordinateTransformations": [{"type": "scale", "scale": [1, 1, 2, size, size]},
+            {"type": "translation", "translation": [0, 0, 4, 0, 0]}]})
+    };
+    let channel = |label: &str, color: &str, end: u32| json!({"label": label, "color": color, "window": {"start": 10, "end": end}});
+    let attributes = json!({"multiscales": [{"version": "0.4", "axes": [axis("t", "time"), axis("c", "channel"),
+        axis("z", "space"), axis("y", "space"), axis("x", "space")], "datasets": [level("0", 0.5), level("a/1", 1.0)]}],
+        "omero": {"channels": [channel("DAPI", "0000FF", 700), channel("GFP", "00FF00", 2600)]}});
+    n5.file("cells/attributes.json", attributes.to_string());
+    for (path, side) in [("cells/0", 8), ("cells/a/1", 4)] {
+        volume(n5, path, &[side, side, 3, 2, 4], &json!({}), |index| u16::try_from(index[3] * 100 + index[0]).unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_level_has_the_axes_voxel_sizes_and_channels_of_its_image() {
+    let n5 = N5::new();
+    image_of_cells(&n5);
+    volume(&n5, "cells/other", &[8, 8, 3, 2, 4], &json!({}), |_| 1);
+    let client = Client::of(n5.root());
+    for (path, size) in [("cells/0", 0.5), ("cells/a/1", 1.0)] {
+        let info = client.get(&format!("/info/{path}")).await.json();
+        assert_eq!(info["axes"], json!(["x", "y", "z", "c", "t"]), "{path}");
+        assert_eq!(
+            (&info["resolution"], &info["units"][0]),
+            (&json!([size, size, 2.0, 1.0, 1.0]), &json!("micrometer"))
+        );
+        assert_eq!(
+            info["channels"][0],
+            json!({"label": "DAPI", "color": "0000FF", "window": {"start": 10.0, "end": 700.0}, "active": true})
+        );
+        // Neuroglancer does not look for the axes in the group.
+        assert_eq!(info["urls"]["recommended"]["view"], "as");
+        let slice = client.get(&format!("/slice/{path}?select=:,:,2,1,3")).await;
+        assert_eq!(slice.header("n5-axes"), Some("x,y"));
+        let name = format!("attachment; filename=\"{}_z2_c1_t3.raw\"", path.replace('/', "_"));
+        assert_eq!(slice.header("content-disposition"), Some(name.as_str()));
+        let reencoded = client.get(&format!("/as/gzip/{path}/attributes.json")).await.json();
+        assert_eq!((&reencoded["axes"], &reencoded["resolution"][0]), (&info["axes"], &json!(size)));
+    }
+    let info = client.get("/info/cells/other").await.json();
+    assert_eq!((&info["axes"], &info["resolution"]), (&Value::Null, &Value::Null));
+    assert_eq!(client.get("/slice/cells/other?start=0,0,0,0,0").await.header("n5-axes"), None);
+}
+
+#[tokio::test]
+async fn a_stack_has_the_colours_windows_and_names_of_its_channels() {
+    let n5 = N5::new();
+    image_of_cells(&n5);
+    volume(&n5, "plain", &[4, 4, 2], &json!({"axes": ["x", "y", "c"]}), |_| 1);
+    let client = Client::of(n5.root());
+    let stack = async |path: &str| client.get(path).await.body.to_vec();
+    let has = |file: &[u8], bytes: &[u8]| file.windows(bytes.len()).any(|part| part == bytes);
+    let ranges = |ranges: &[f64]| ranges.iter().flat_map(|end| end.to_le_bytes()).collect::<Vec<u8>>();
+    let names: Vec<u8> = "DAPIGFPDAPIGFP".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for path in ["/slice/cells/0?format=tiff", "/slice/cells?level=1&format=tiff"] {
+        let file = stack(path).await;
+        assert!(has(&file, b"JIJIlbal\x18\0\0\0gnar\x01\0\0\0stul\x02\0\0\0") && has(&file, &names), "{path}");
+        assert!(has(&file, &ranges(&[10.0, 700.0, 10.0, 2600.0])), "{path}");
+    }
+    let given = stack("/slice/cells/0?format=tiff&window=3,4").await;
+    assert!(has(&given, &ranges(&[3.0, 4.0, 3.0, 4.0])));
+    let automatic = stack("/slice/cells/0?format=tiff&window=auto").await;
+    assert!(has(&automatic, &ranges(&[0.0, 7.0, 100.0, 107.0])));
+    // Without windows in the metadata, none is computed. One channel is no stack of channels.
+    let plain = stack("/slice/plain?format=tiff").await;
+    assert!(has(&plain, b"JIJIstul\x02\0\0\0"));
+    assert!(!has(&stack("/slice/cells/0?format=tiff&select=:,:,:,1,:").await, b"JIJI"));
+}
+
 #[tokio::test]
 async fn a_stack_whose_pages_are_in_another_order_is_streamed() {
     let n5 = N5::new();

@@ -191,6 +191,7 @@ impl SliceQuery {
             start: selection.region.start().to_vec(),
             step: selection.region.step().to_vec(),
             axes: Vec::new(),
+            stack_channels: Vec::new(),
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::http::route;
 use crate::http::slice_picture::{self, PictureNeeds};
 use crate::http::slice_request::{self, PlannedResponse, SliceRequest};
 use crate::http::slice_source::SliceSource;
-use crate::output::{self, AxisOrder, Composite, EncodeOptions, Endian, Format, StackAxis};
+use crate::output::{self, AxisOrder, Composite, EncodeOptions, Endian, Format, StackAxis, StackChannel};
 use crate::read::{self, BandStream, ReadPurpose, ReadStats, SliceRead, SliceReader, Streaming};
 use crate::store::Key;
 
@@ -194,7 +194,8 @@ fn etag(plan: &PlannedResponse, blocks_hash: u128) -> String {
     let request = &plan.request;
     let region = &request.selection.region;
     // Without `..`, so that a new option cannot be forgotten. The selection contains `start` and `step`.
-    let EncodeOptions { order, endian, window, composite, quality, axes, start: _, step: _ } = &request.options;
+    let EncodeOptions { order, endian, window, composite, quality, axes, stack_channels, start: _, step: _ } =
+        &request.options;
     let hashed_text = format!(
         "attributes={} start={:?} shape={:?} step={:?} axes={:?} dtype={} format={} order={} endian={} window={:?} \
          quality={:?} coding={}{} blocks={blocks_hash:x}",
@@ -210,16 +211,17 @@ fn etag(plan: &PlannedResponse, blocks_hash: u128) -> String {
         window,
         quality,
         plan.content_coding().map_or("", ContentCoding::name),
-        picture_text(composite.as_ref(), axes),
+        picture_text(composite.as_ref(), axes, stack_channels),
     );
     format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
 }
 
 /// Returns the text of those options that only pictures and stacks have; empty for other slices.
-fn picture_text(composite: Option<&Composite>, axes: &[StackAxis]) -> String {
+fn picture_text(composite: Option<&Composite>, axes: &[StackAxis], channels: &[StackChannel]) -> String {
     let composite = composite.map_or_else(String::new, |composite| format!(" composite={composite:?}"));
     let axes = if axes.is_empty() { String::new() } else { format!(" stack={axes:?}") };
-    composite + &axes
+    let channels = if channels.is_empty() { String::new() } else { format!(" channels={channels:?}") };
+    composite + &axes + &channels
 }
 
 /// Returns the value of `Server-Timing`: milliseconds of each stage. `store` and `decode` are sums over concurrent
