@@ -118,7 +118,7 @@ impl ImagejMetadata {
             out.extend_from_slice(&count.to_le_bytes());
         }
         for name in self.page_names() {
-            name.iter().for_each(|unit| out.extend_from_slice(&unit.to_le_bytes()));
+            out.extend(name.iter().flat_map(|unit| unit.to_le_bytes()));
         }
         for (low, high) in self.channels.iter().filter(|_| self.has_ranges).filter_map(|channel| channel.window) {
             out.extend_from_slice(&low.to_le_bytes());
@@ -126,8 +126,13 @@ impl ImagejMetadata {
         }
         for channel in &self.channels {
             // Rounded, so that white is grey levels and half a colour has half of its value.
-            let level = |part: u8, n: u8| u8::try_from((u32::from(part) * u32::from(n) + 127) / 255).unwrap_or(u8::MAX);
-            channel.colour.iter().for_each(|part| out.extend((0..=u8::MAX).map(|n| level(*part, n))));
+            let level = |part: u8, grey: u8| {
+                let product = u32::from(part).saturating_mul(grey.into());
+                u8::try_from(product.saturating_add(127) / 255).unwrap_or(u8::MAX)
+            };
+            for part in channel.colour {
+                out.extend((0..=u8::MAX).map(|grey| level(part, grey)));
+            }
         }
     }
 }

@@ -194,6 +194,20 @@ fn a_single_container_has_the_name_of_its_directory() {
 }
 
 #[test]
+fn the_name_of_a_container_is_hidden_from_those_who_may_not_read_its_root() {
+    let directory = TempDir::new().unwrap();
+    let root = directory.path().join("jrc_mouse-1.n5");
+    fs::create_dir_all(root.join("em")).unwrap();
+    fs::write(root.join("em/attributes.json"), "{}").unwrap();
+    for (root_rule, is_shown) in [("/ = public", true), ("/ = nobody", false)] {
+        let program = Program::serving(&root, &[&format!("access.rules=[\"{root_rule}\", \"/em = public\"]")]);
+        let page = program.connect().get("/n5/em/", "Accept: text/html,application/xhtml+xml\r\n").unwrap();
+        assert_eq!(page.status, 200);
+        assert_eq!(page.body.contains("jrc_mouse-1"), is_shown, "{}", page.body);
+    }
+}
+
+#[test]
 fn containers_of_the_command_line_keep_their_names_after_a_reload() {
     let directory = TempDir::new().unwrap();
     let roots = ["em.n5", "seg.n5"].map(|name| directory.path().join(name));

@@ -70,7 +70,7 @@ mod tests {
     fn level(ancestors: &[Value], own: &Value, levels: &[(&str, Value)], path: &str) -> Node {
         let above = group(ancestors, own, levels);
         let (_, attributes) = levels.iter().find(|(name, _)| *name == path).unwrap();
-        let mut node = group(&[ancestors, &[own.clone()]].concat(), attributes, &[]);
+        let mut node = group(&[ancestors, std::slice::from_ref(own)].concat(), attributes, &[]);
         assert!(lacks_calibration(&node));
         let listed = level_calibration(&above, path).unwrap();
         assert_eq!(group_above(&node, 1).unwrap().attributes(), above.attributes());

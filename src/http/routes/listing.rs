@@ -507,7 +507,9 @@ impl ListingPage {
         let base = relative_root(context);
         let assets_url = format!("{base}viewer/page/");
         let path = escape_attribute(&self.path);
-        let container = context.app.container_title();
+        // The name of a container belongs to its root, and is shown to those who may read that.
+        let may_read_root = context.caller_view.is_none_or(|view| view.may_read(""));
+        let container = context.app.container_title().filter(|_| may_read_root);
         let heading = if self.path.is_empty() { container.unwrap_or("N5 container") } else { self.path.as_str() };
         let heading = escape_text(heading);
         let name_attribute =
