@@ -20,8 +20,8 @@ const MAX_SEGMENTS: usize = 3;
 /// Maximum number of characters of an axis's name in a name.
 const MAX_AXIS_NAME_CHARACTERS: usize = 8;
 
-/// Names of axes that have none in the metadata.
-const AXIS_NAMES: [&str; 5] = ["x", "y", "z", "t", "c"];
+/// Names of the first axes if they have none in the metadata.
+const AXIS_NAMES: [&str; 3] = ["x", "y", "z"];
 
 /// Capacity in bytes that is enough for most names and headers.
 const USUAL_BYTES: usize = 160;

@@ -10,7 +10,7 @@ use crate::http::query::numpy_index::Selection;
 use crate::http::query::slice_query::{SliceQuery, WindowChoice};
 use crate::http::request::RequestContext;
 use crate::http::slice_request::{SliceRequest, check_decodable};
-use crate::http::slice_source::SliceSource;
+use crate::http::slice_source::{SliceSource, axis_names_in};
 use crate::output::{
     self, Composite, CompositeChannel, MAX_CHANNELS, MAX_STACK_CHANNELS, StackAxis, StackAxisKind, StackChannel,
 };
@@ -83,7 +83,8 @@ impl PictureNeeds {
     }
 }
 
-/// Fills in those options of `request` that depend on more than the query: automatic windows and channels.
+/// Fills in those options of `request` that depend on more than the query: automatic windows and channels. Fills in the
+/// names of the axes that the dataset takes from a group.
 ///
 /// # Errors
 /// Returns 400 if the query does not fit the dataset, and the errors of reading a sample of the dataset.
@@ -91,7 +92,7 @@ pub(crate) async fn resolve(
     context: &RequestContext<'_>,
     mount: &Mount,
     query: &SliceQuery,
-    source: &SliceSource,
+    source: &mut SliceSource,
     request: &mut SliceRequest,
     needs: PictureNeeds,
 ) -> Result<(), Problem> {
@@ -100,6 +101,12 @@ pub(crate) async fn resolve(
         Some(_) => None,
         None => read_volume(context, mount, &source.dataset).await?,
     };
+    if source.axes.is_empty()
+        && let Some(level) = own_volume.as_ref().and_then(|volume| volume.levels.first())
+    {
+        source.axes = axis_names_in(&level.space);
+    }
+    let source = &*source;
     let volume = source.level.as_ref().map(|(volume, _)| volume).or(own_volume.as_ref());
     if is_calibrated
         && let Some(level) =

@@ -12,12 +12,13 @@ use crate::http::request::RequestContext;
 use crate::store::Key;
 use crate::view::{self, Volume};
 use n5_format::{AttributesDocument, DescribedDataset};
-use n5_metadata::AxisKind;
+use n5_metadata::{AxisKind, CoordinateSpace};
 
 /// The dataset of a slice.
 pub(crate) struct SliceSource {
     pub(crate) dataset: Arc<Dataset>,
-    /// Names of the axes; empty if they are unknown.
+    /// Names of the axes; empty if they are unknown. A dataset without a level has those of its own attributes, until
+    /// [`slice_picture::resolve`](super::slice_picture::resolve) reads the groups above.
     pub(crate) axes: Arc<[String]>,
     /// The multiscale group and the number of the level in it, if the query names a level.
     pub(crate) level: Option<(Volume, usize)>,
@@ -39,11 +40,7 @@ impl SliceSource {
             return Box::pin(Self::find_level(context, mount, key, query, choice)).await;
         }
         let found = mount.container.dataset_and_axes(context.read_options, key, axis_names).await;
-        let (dataset, mut axes) = found.map_err(|error| mount.problem(error))?;
-        if axes.is_empty() && dataset.attributes.rank() > 0 {
-            let named = Box::pin(view::read_level_axes(&mount.container, context.read_options, key)).await;
-            axes = named.map_err(|error| mount.problem(error))?.into();
-        }
+        let (dataset, axes) = found.map_err(|error| mount.problem(error))?;
         let selection = query.select(dataset.attributes.dimensions())?;
         Ok((Self { dataset, axes, level: None }, selection))
     }
@@ -68,9 +65,7 @@ impl SliceSource {
         };
         let dimensions = finest.dataset.attributes.dimensions();
         let selection = query.select_in_level(dimensions, level.dataset.attributes.dimensions(), &level.factors)?;
-        let are_named = level.space.axes.iter().all(|axis| axis.has_given_name);
-        let axes =
-            if are_named { level.space.axes.iter().map(|axis| axis.name.clone()).collect() } else { Arc::default() };
+        let axes = axis_names_in(&level.space);
         Ok((Self { dataset: Arc::clone(&level.dataset), axes, level: Some((volume, number)) }, selection))
     }
 
@@ -87,6 +82,12 @@ fn axis_names(document: AttributesDocument) -> Vec<String> {
     described
         .and_then(|described| n5_metadata::Calibration::from_dataset(&described, &mut Vec::new()).axes)
         .unwrap_or_default()
+}
+
+/// Returns the names of all axes of a space; empty if one of them has none.
+pub(crate) fn axis_names_in(space: &CoordinateSpace) -> Arc<[String]> {
+    let are_named = space.axes.iter().all(|axis| axis.has_given_name);
+    if are_named { space.axes.iter().map(|axis| axis.name.clone()).collect() } else { Arc::default() }
 }
 
 /// Returns the number of the level that a query chooses.

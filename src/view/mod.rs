@@ -38,7 +38,7 @@ use n5_metadata::{Description, Node, NodeKind};
 pub use chunk::{Chunk, ChunkSource, EncodedChunk};
 pub use chunk_encoder::{ChunkEncoder, StreamLayout};
 pub use lookup::{ResolvedKey, ViewLookup};
-pub use node::{LoadedNode, read_level_axes, read_node, read_node_with_text};
+pub use node::{LoadedNode, read_node, read_node_with_text};
 pub use subtree::{
     MAX_PAGE_TIME, SubtreeEnd, SubtreeEntry, SubtreeRequest, is_container_root, summarize_directory, summarize_subtree,
 };

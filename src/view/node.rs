@@ -142,39 +142,6 @@ async fn insert_documents(
     Ok(())
 }
 
-/// Returns the names of the axes of the dataset `key` according to the pyramid that has it as a level; empty if there
-/// is none or it does not name them. This costs less than [`read_node`], because it lists no directory and reads no
-/// other level: a pyramid has the same axes for all.
-///
-/// # Errors
-/// Returns the same errors as [`read_node`].
-pub async fn read_level_axes(container: &Container, options: ReadOptions, key: &Key) -> Result<Vec<String>, ReadError> {
-    let mut may_be_level = key.name().is_some_and(n5_metadata::is_level_name);
-    for above in std::iter::successors(key.parent(), Key::parent).take(n5_metadata::MAX_PYRAMID_DISTANCE) {
-        if !may_be_level {
-            let document = container.group_if_readable(options, &above).await?.and_then(|group| group.document());
-            may_be_level = matches!(document, Some(Ok(document)) if n5_metadata::may_list_levels(&document));
-        }
-    }
-    if !may_be_level {
-        return Ok(Vec::new());
-    }
-    let read = async {
-        let mut loader = NodeLoader::measure(container, options, key, false).await?;
-        let LoadedNode { node, memory, .. } = loader.load().await?;
-        let named = (1..=n5_metadata::MAX_PYRAMID_DISTANCE).find_map(|distance| {
-            let mut group = n5_metadata::group_above(&node, distance)?;
-            let path = last_names(key, distance);
-            group.children = if distance == 1 { vec![path.clone()] } else { Vec::new() };
-            group.child_documents.insert(path.clone(), node.document.as_ref()?.clone().ok()?);
-            n5_metadata::level_calibration(&group, &path)
-        });
-        drop((node, memory));
-        Ok::<_, ReadError>(named.and_then(|calibration| calibration.axes).unwrap_or_default())
-    };
-    container.abort_if_contended(key, Box::pin(read)).await
-}
-
 /// Returns the last `count` names of a key as a path.
 fn last_names(key: &Key, count: usize) -> String {
     let mut names: Vec<&str> = key.segments().collect();

@@ -1,6 +1,6 @@
 //! What a dataset takes from the pyramid that has it as a level.
 
-use n5_format::{AttributesDocument, DescribedDataset};
+use n5_format::DescribedDataset;
 
 use crate::calibration::Calibration;
 use crate::json_values::level_number;
@@ -17,11 +17,6 @@ pub fn lacks_calibration(node: &Node) -> bool {
     let Ok(dataset) = DescribedDataset::parse(document.clone()) else { return false };
     let own = Calibration::from_dataset(&dataset, &mut Vec::new());
     dataset.rank() > 0 && (own.axes.is_none() || own.resolution.is_none())
-}
-
-/// Returns true if the attributes of a group may list the paths of levels.
-pub fn may_list_levels(document: &AttributesDocument) -> bool {
-    ["multiscales", "ome"].iter().any(|key| document.members().contains_key(*key))
 }
 
 /// Returns true if a directory of this name may be a level that no attribute lists: `s` and a number.

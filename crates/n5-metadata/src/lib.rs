@@ -26,9 +26,7 @@ pub use codec::{CodecEquivalents, Hdf5Filter, codec_equivalents, compression_wit
 pub use compatibility::Compatibility;
 pub use coordinate_space::{Axis, AxisKind, CoordinateSpace};
 pub use description::{Description, NeuroglancerSource, NodeKind, describe, recommended_source};
-pub use level::{
-    MAX_PYRAMID_DISTANCE, group_above, is_level_name, lacks_calibration, level_calibration, may_list_levels,
-};
+pub use level::{MAX_PYRAMID_DISTANCE, group_above, is_level_name, lacks_calibration, level_calibration};
 pub use multiscale::pyramid::{Convention, Pyramid, PyramidLevel};
 pub use multiscale::{pyramid, required_paths};
 pub use node::{MAX_LEVELS, Node};

@@ -35,7 +35,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let format = negotiate_format(context, &query)?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let container = &mount.container;
-    let (source, selection) = SliceSource::find(context, mount, &key, &query).await?;
+    let (mut source, selection) = SliceSource::find(context, mount, &key, &query).await?;
 
     let may_compress = context.app.options.compress_slices && format.is_compressible();
     let accepted_codings = may_compress.then(|| context.list_header(&ACCEPT_ENCODING)).flatten();
@@ -43,7 +43,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let dataset = Arc::clone(&source.dataset);
     let mut request = SliceRequest::new(dataset, &query, selection, format, content_coding)?;
     if let Some(needs) = PictureNeeds::of(mount, &query, &request)? {
-        Box::pin(slice_picture::resolve(context, mount, &query, &source, &mut request, needs)).await?;
+        Box::pin(slice_picture::resolve(context, mount, &query, &mut source, &mut request, needs)).await?;
     }
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
     let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.parts.headers.contains_key(name));
