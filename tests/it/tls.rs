@@ -1,6 +1,7 @@
 //! TLS: the server with real clients and real sockets.
 
 use std::fs;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -127,14 +128,16 @@ async fn connect_to(
     protocol: &[u8],
     versions: &[&'static SupportedProtocolVersion],
 ) -> std::io::Result<TlsStream<TcpStream>> {
-    tls_handshake(TcpStream::connect(address).await?, trusted, protocol, versions).await
+    tls_handshake(TcpStream::connect(address).await?, trusted, protocol, versions, b"").await
 }
 
+/// Completes a handshake on `stream`. `request` is sent with the client's last message of the handshake.
 async fn tls_handshake(
     stream: TcpStream,
     trusted: &CertificateDer<'static>,
     protocol: &[u8],
     versions: &[&'static SupportedProtocolVersion],
+    request: &[u8],
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).unwrap();
@@ -146,7 +149,8 @@ async fn tls_handshake(
     config.enable_sni = !protocol.is_empty();
     config.alpn_protocols = Some(protocol.to_vec()).filter(|name| !name.is_empty()).into_iter().collect();
     let name = ServerName::try_from("localhost").unwrap();
-    tokio::time::timeout(PATIENCE, TlsConnector::from(Arc::new(config)).connect(name, stream)).await?
+    let send = |connection: &mut ClientConnection| connection.writer().write_all(request).unwrap();
+    tokio::time::timeout(PATIENCE, TlsConnector::from(Arc::new(config)).connect_with(name, stream, send)).await?
 }
 
 fn get(path: &str, more: &str) -> String {
@@ -419,9 +423,10 @@ async fn clients_accepted_before_shutdown_finish_their_handshake_and_are_answere
     for n in 0..100 {
         let (stream, trusted) = (TcpStream::connect(address).await.unwrap(), identity.der.clone());
         clients.spawn(async move {
-            let mut stream = tls_handshake(stream, &trusted, b"", &[&version::TLS13]).await?;
-            // The fast path answers half of the requests, hyper the other half.
-            stream.write_all(get(if n % 2 == 0 { "/v/0" } else { "/slice/v" }, "").as_bytes()).await?;
+            // The fast path answers half of the requests, hyper the other half. The server closes a connection whose
+            // first request is late, so the request arrives with the handshake's last message.
+            let request = get(if n % 2 == 0 { "/v/0" } else { "/slice/v" }, "");
+            let mut stream = tls_handshake(stream, &trusted, b"", &[&version::TLS13], request.as_bytes()).await?;
             let mut response = [0; 12];
             stream.read_exact(&mut response).await.map(|_| response)
         });
@@ -561,13 +566,13 @@ async fn stalled_handshakes_leave_capacity_for_other_clients() {
     // The server may not have seen all of them yet.
     tokio::time::sleep(Duration::from_millis(200)).await;
     for number in 10..13 {
-        let handshake = tls_handshake(from(number).await, &secure.identity.der, b"", &versions);
+        let handshake = tls_handshake(from(number).await, &secure.identity.der, b"", &versions, b"");
         tokio::time::timeout(Duration::from_secs(10), handshake)
             .await
             .expect("other clients' handshakes are blocked")
             .unwrap();
     }
-    let mut handshake = std::pin::pin!(tls_handshake(from(2).await, &secure.identity.der, b"", &versions));
+    let mut handshake = std::pin::pin!(tls_handshake(from(2).await, &secure.identity.der, b"", &versions, b""));
     assert!(
         tokio::time::timeout(Duration::from_millis(500), &mut handshake).await.is_err(),
         "a handshake beyond the client's share is served"
