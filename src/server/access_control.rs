@@ -46,7 +46,7 @@ pub fn open_access_control(
     Ok(Some(Arc::new(control)))
 }
 
-/// Returns a sentence for each setting that has no effect or admits nobody.
+/// Returns a sentence for each setting that has no effect or refuses every caller.
 pub(super) fn access_warnings(config: &Config, control: &AccessControl) -> Vec<String> {
     let policy = control.policy();
     let mut warnings = Vec::new();
@@ -66,13 +66,13 @@ pub(super) fn access_warnings(config: &Config, control: &AccessControl) -> Vec<S
         );
     } else if !has_callers && !policy.is_public_below("") {
         warnings.push(
-            "nobody can read anything, because no path is public and neither access.tokens nor jwt.keys is set; create \
+            "every caller is refused, because no path is public and neither access.tokens nor jwt.keys is set; create \
              tokens with `n5-server token NAME`, name their file in access.tokens, and set access.rules = [\"/ = *\"]"
                 .to_owned(),
         );
     } else if has_callers && !policy.is_public_below("") && !policy.names_callers() && !control.may_limit_paths() {
         warnings.push(
-            "nobody can read anything, because access.default is \"private\", no rule names a caller, and no token has \
+            "every caller is refused, because access.default is \"private\", no rule names a caller, and no token has \
              read=; to admit all callers with a token, set access.rules = [\"/ = *\"]"
                 .to_owned(),
         );
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "the test needs files")]
-    fn settings_that_protect_nothing_or_admit_nobody_are_warned_of() {
+    fn warnings_name_settings_that_restrict_nothing_or_refuse_every_caller() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, rest: &str| {
             let path = directory.path().join(name);
@@ -135,7 +135,7 @@ mod tests {
         for (settings, expected) in [
             (tokens.clone(), "everyone can read everything without a token"),
             (format!("{tokens}rules = [\"/em = public\"]"), "everyone can read everything without a token"),
-            ("default = \"private\"".to_owned(), "nobody can read anything, because no path is public"),
+            ("default = \"private\"".to_owned(), "every caller is refused, because no path is public"),
             ("rules = [\"/em = ann\"]".to_owned(), "access.rules name callers, but there are none"),
             (format!("{tokens}default = \"private\""), "no rule names a caller"),
             (format!("{tokens}default = \"private\"\nrules = [\"/em = nobody\"]"), "no rule names a caller"),

@@ -112,7 +112,7 @@ fn the_start_says_how_access_stands_and_the_log_warns_of_settings_without_effect
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains(&format!("\nwarning     {warning}")), "{text}");
     let program = Program::start("[access]\ndefault = \"private\"\n");
-    program.logged("nobody can read anything");
+    program.logged("every caller is refused");
 }
 
 #[test]

@@ -412,7 +412,7 @@ mod tests {
                 prop_assert!(paste_zeros(&mut reordered, layout, &origin, &size, grid.dimensions(), width));
                 paste_block(&mut reordered, layout);
             }
-            // What no block covers was not touched.
+            // Elements outside all blocks keep their value.
             let expected = transpose(&stored_order, region.shape(), width, &order);
             let is_within = (0..region.rank()).all(|axis| {
                 region.samples_within(axis, 0, grid.dimensions()[axis]) == (0, region.shape()[axis])

@@ -1,4 +1,4 @@
-//! What a dataset takes from the pyramid that has it as a level.
+//! Calibration that a dataset takes from the pyramid that has it as a level.
 
 use n5_format::DescribedDataset;
 

@@ -156,7 +156,7 @@ export class Finding {
     const matches = this.matchesIn(subtree, this.words);
     let found = matches.map(([, entry]) => entry);
     if (this.list.matches(":hover, :focus-within")) {
-      // What the reader is about to choose stays where it is.
+      // Matches do not move under the pointer.
       const fixed = [...this.rows.keys()];
       const isFixed = new Set(fixed);
       found = [...fixed, ...found.filter((entry) => !isFixed.has(entry))];

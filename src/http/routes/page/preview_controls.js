@@ -78,7 +78,7 @@ export class AxisSlider {
     const at = this.state.position[this.axis];
     const physical = this.physical();
     if (Number(range.value) !== at) range.value = at;
-    // What the reader is typing stays.
+    // Keep the text that the reader is typing.
     if (this.shown !== at) box.value = at;
     this.shown = at;
     this.text.textContent = physical;
