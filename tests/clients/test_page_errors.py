@@ -106,7 +106,8 @@ def test_a_token_typed_into_the_page_opens_what_was_asked_for(browser, site, sta
     if script:
         page.wait_for_selector(READY)
     assert page.locator("#entries").count() == 1 and "volume" in page.text_content("h1")
-    assert set(referers) == {None}
+    # Chromium reports a request without this header as one with an empty header, now and then.
+    assert referers and not any(referers), referers
     context.close()
     log = site.logged('"path":"/em/volume/"')
     assert site.token not in log

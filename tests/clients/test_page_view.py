@@ -100,7 +100,7 @@ def test_copy_link_copies_the_address_of_the_view_without_a_secure_context_too(b
         visit.page.focus(".plane-0 canvas")
         visit.page.keyboard.press("PageDown")
         visit.page.click("text=Copy link")
-        visit.page.wait_for_selector("button:has-text('Copied')")
+        visit.page.wait_for_selector("button:has-text('Copied: opens on this computer only')")
         assert visit.page.evaluate("navigator.clipboard.readText()") == f"{demo.url}{EM}#at=95,95,20"
         visit.page.wait_for_selector("button:has-text('Copy link')")
         visit.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")

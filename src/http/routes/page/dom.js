@@ -70,18 +70,18 @@ async function copy(text) {
   }
 }
 
-/** Builds a button that copies `text()` to the clipboard and confirms it. */
-export function copyButton(label, text, caption = "Copy") {
+/** Builds a button that copies `text()` to the clipboard and confirms it with the words `done`. */
+export function copyButton(label, text, caption = "Copy", done = "Copied") {
   const button = h("button", { type: "button", class: "quiet", "aria-label": label, text: caption });
   button.addEventListener("click", async () => {
-    if (await copy(text())) button.textContent = "Copied";
+    if (await copy(text())) button.textContent = done;
     else {
       // The reader can copy what is selected.
       const target = button.parentElement?.querySelector("code");
       if (target) getSelection().selectAllChildren(target);
       button.textContent = target ? "Selected" : "Copy failed";
     }
-    setTimeout(() => (button.textContent = caption), 1500);
+    setTimeout(() => (button.textContent = caption), 1500 + 50 * (button.textContent.length - "Copied".length));
   });
   return button;
 }

@@ -259,7 +259,10 @@ export function enliven(heading) {
     keep({ isDescending: isDescending() });
     reorder();
   });
-  search.addEventListener("focus", () => findBelow().then((finding) => finding.prepare()).catch(() => null));
+  // The pointer arrives some tenths of a second before the first word.
+  for (const event of ["focus", "pointerenter"]) {
+    search.addEventListener(event, () => findBelow().then((finding) => finding.prepare()).catch(() => null), { once: true });
+  }
   search.addEventListener("input", () => {
     keepSearch();
     filter();

@@ -9,8 +9,10 @@ import { Subtree, below, nameOf } from "./subtree.js";
 /** Maximum number of entries that are loaded, and number of matches that are shown at once. */
 const MAX_ENTRIES = 50_000;
 const SHOWN = 50;
+/** Number of entries that are loaded before the first word is typed. */
+const PREPARED = 10_000;
 /** Delay in milliseconds after the last key before everything below is searched. */
-const DELAY = 80;
+const DELAY = 50;
 
 /** Returns a number that is smaller for a better match; null if some word is missing. */
 function rank(entry, from, words) {
@@ -72,8 +74,9 @@ export class Finding {
   }
 
   /** Begins to load what will be searched. */
-  prepare() {
-    this.subtree().more().catch(() => null);
+  async prepare() {
+    const subtree = this.subtree();
+    while (!subtree.done && subtree.entries.length < PREPARED) await subtree.more();
   }
 
   /** Searches for entries with all of `words`; for none, shows nothing. */

@@ -6,8 +6,8 @@ export class Navigation {
   /** `preview` has the planes and their scale. `expand(isWanted)` of it fills the window. */
   constructor(preview) {
     const { state, volume, planes } = preview;
-    // `direction` is that of the last step, along the axis `stepped`.
-    Object.assign(this, { preview, state, volume, planes, direction: 0, stepped: null, hasPanned: false });
+    // `direction` is that of the last `steps` steps, along the axis `stepped`.
+    Object.assign(this, { preview, state, volume, planes, direction: 0, stepped: null, steps: 0, hasPanned: false });
   }
 
   /** Steps through the planes. The length of a step is that of an element of the level on screen. */
@@ -29,8 +29,9 @@ export class Navigation {
     }
     const [axis] = Object.keys(changes).map(Number);
     if (axis !== undefined && position[axis] !== state.position[axis]) {
-      this.direction = Math.sign(position[axis] - state.position[axis]);
-      this.stepped = axis;
+      const direction = Math.sign(position[axis] - state.position[axis]);
+      this.steps = direction === this.direction && axis === this.stepped ? this.steps + 1 : 1;
+      Object.assign(this, { direction, stepped: axis });
     }
     state.set({ position, centre: this.following(state.checked("position", position)) });
   }

@@ -1,7 +1,7 @@
 // Links that open volumes in Neuroglancer, and what to say where they cannot work.
 
 import { stateOf, tellsToken } from "./neuroglancer_state.js";
-import { root } from "./server.js";
+import { isLoopback, root } from "./server.js";
 import { isViewable } from "./volume.js";
 
 export { together } from "./neuroglancer_state.js";
@@ -26,12 +26,11 @@ export function viewerAdvice() {
 export function publicViewersAreBlocked() {
   if (location.protocol !== "http:") return null;
   // A page served over https may not load from http, except, in most browsers, from the same machine.
-  const loopback = /^(localhost|.*\.localhost|127(\.\d+){3}|\[::1\])$/.test(location.hostname);
   const isSafari = navigator.vendor.startsWith("Apple");
-  if (loopback && !isSafari) return null;
+  if (isLoopback && !isSafari) return null;
   return "This server has no Neuroglancer of its own, and the public one cannot read it: "
-    + (loopback ? "Safari lets no https page read from http. Use another browser, or" : "browsers let no https page read from http.")
-    + (loopback ? " install" : " Install")
+    + (isLoopback ? "Safari lets no https page read from http. Use another browser, or" : "browsers let no https page read from http.")
+    + (isLoopback ? " install" : " Install")
     + " a build of n5-server that contains Neuroglancer, or serve over https (docs/DEPLOYMENT.md, Viewer and TLS).";
 }
 

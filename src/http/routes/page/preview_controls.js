@@ -1,6 +1,7 @@
 // The controls of the preview: its tools, the sliders of the axes, and the hint.
 
 import { copyButton, choice, h } from "./dom.js";
+import { isLoopback } from "./server.js";
 
 function quiet(label, text, act) {
   return h("button", { type: "button", class: "quiet", "aria-label": label, title: label, text, on: { click: act } });
@@ -26,9 +27,10 @@ export class Tools {
     this.expander = quiet("Fill the window", "Expand", expand);
     // The token in an address lets everyone who has it read the data.
     const secret = new URLSearchParams(location.search).has("token") ? "Copy link (contains your token)" : "Copy link";
+    const done = isLoopback ? "Copied: opens on this computer only" : "Copied";
     this.element = h(
       "div", { class: "tools" }, this.layouts, zoom, this.levels,
-      h("span", { class: "end" }, this.expander, copyButton("Copy a link to this view", () => state.link(), secret)),
+      h("span", { class: "end" }, this.expander, copyButton("Copy a link to this view", () => state.link(), secret, done)),
     );
   }
 

@@ -14,6 +14,9 @@ export const token = new URLSearchParams(location.search).get("token");
 /** True if the path of this page contains a token. */
 export const carriesToken = main.dataset.token !== undefined;
 
+/** True if this page's address names the computer on which the browser runs. */
+export const isLoopback = /^(localhost|.*\.localhost|127(\.\d+){3}|\[::1\])$/.test(location.hostname);
+
 /** Percent-encodes a name as the server's listings do, including quotes, so that it is safe in shell commands. */
 export function encodeName(name) {
   return encodeURIComponent(name).replace(/[!'()*]/g, (c) => "%" + c.charCodeAt(0).toString(16).toUpperCase());

@@ -7,9 +7,11 @@ import { indexAt, normalOf } from "./volume.js";
 /** Largest number of bytes that the server decodes for coarse tiles and for the first view. */
 export const FIRST_COST = 3 * 2 ** 28;
 
-/** Size of the planes that are fetched in advance, and their number. */
-const SLAB_BYTES = 4 << 20;
-const SLAB = 8;
+/** Maximum size of the planes that are fetched with one request in advance, and their maximum number. */
+const SLAB_BYTES = 8 << 20;
+const SLAB = 16;
+/** Number of steps in one direction after which more is fetched: someone holds a key, or turns a wheel. */
+const RUN = 4;
 
 export class TilePlan {
   /** `display` says which parts a tile has; `tiles` are those that were fetched. */
@@ -46,9 +48,9 @@ export class TilePlan {
 
   /**
    * Returns the tiles of the coming planes: slabs, each within a layer of blocks, which the server has just decoded.
-   * `direction` is that of the last step, along the axis `stepped`.
+   * `direction` is that of the last steps, along the axis `stepped`; `steps` is their number.
    */
-  slabsOf(plane, tiles, group, { direction, stepped }) {
+  slabsOf(plane, tiles, group, { direction, stepped, steps }) {
     const normal = normalOf(this.volume, plane.axes);
     if (normal === undefined || !tiles.length || navigator.connection?.saveData) return [];
     const level = this.volume.levels[tiles[0].number];
@@ -59,8 +61,11 @@ export class TilePlan {
     if (parts.some((part) => !part || part.of || normal >= part.shape.length)) return [];
     const size = parts.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, this.volume.itemBytes), 0);
     const isStepping = stepped === normal;
+    const isRunning = isStepping && steps >= RUN;
     // Someone who only looks gets a quarter.
-    const most = Math.min(SLAB, Math.floor(SLAB_BYTES / (isStepping ? 1 : 4) / size));
+    const most = Math.floor(Math.min(SLAB, SLAB_BYTES / size) / (isRunning ? 1 : isStepping ? 2 : 4));
+    // Decoding a layer of blocks can take longer than many steps.
+    const lead = isRunning ? 2 * most : most / 2;
     const forward = direction >= 0 || !isStepping;
     const coming = new Set();
     const isHere = (index) => tiles.every((tile) => {
@@ -70,14 +75,13 @@ export class TilePlan {
       return slab || this.tiles.find(key);
     });
     let next = at + (forward ? 1 : -1);
-    while (Math.abs(next - at) <= most / 2 && next >= 0 && next < last && isHere(next)) next += forward ? 1 : -1;
-    const isFar = Math.abs(next - at) > most / 2 || next < 0 || next >= last;
+    while (Math.abs(next - at) <= lead && next >= 0 && next < last && isHere(next)) next += forward ? 1 : -1;
+    const isFar = Math.abs(next - at) > lead || next < 0 || next >= last;
     // Blocks of another layer are decoded in advance only for someone who is on the way to them.
     if (most < 1 || isFar || (!isStepping && Math.floor(next / depth) !== Math.floor(at / depth))) return [...coming];
     const layer = Math.floor(next / depth) * depth;
-    const count = isStepping ? most : Math.min(most, SLAB / 2);
-    const from = forward ? next : Math.max(layer, next - count + 1);
-    const to = forward ? Math.min(next + count, layer + depth, last) : next + 1;
+    const from = forward ? next : Math.max(layer, next - most + 1);
+    const to = forward ? Math.min(next + most, layer + depth, last) : next + 1;
     const slabs = tiles.map((tile) => ({
       ...this.specOf(plane, tile, group, { index: from, count: to - from }),
       keys: Array.from({ length: to - from }, (_, n) => this.specOf(plane, tile, group, { index: from + n }).key),
