@@ -91,7 +91,8 @@ function whenSeen(details) {
     const entry = await details.of(item);
     if (!entry || entry.store || item.picture.childElementCount > 0) return;
     const volume = isDrawable(entry) ? entry.path : entry.kind === "group" && !entry.error ? await firstVolume(entry.path) : null;
-    if (volume !== null) item.picture.append(thumbnail(volume, PICTURE_SIZE));
+    // A row that was seen again meanwhile may have its picture.
+    if (volume !== null) item.picture.replaceChildren(thumbnail(volume, PICTURE_SIZE));
   };
   const next = async () => {
     if (waiting.length === 0 || running >= AT_ONCE) return;
