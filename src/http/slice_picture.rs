@@ -29,7 +29,7 @@ const MAX_LABEL_CHARS: usize = 64;
 /// Smallest slice budget with which stacks are calibrated, in bytes. Describing a dataset takes 64 KiB of it.
 const MIN_CALIBRATING_BUDGET: u64 = 128 << 10;
 
-/// Inputs of a picture in addition to the query and the dataset's own attributes.
+/// Data for a picture that are neither in the query nor in the attributes of its dataset.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "each need is independent")]
 pub(crate) struct PictureNeeds {
