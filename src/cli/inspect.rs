@@ -65,7 +65,7 @@ pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Resu
     }
     let is_group = info["kind"] == "group";
     let tree = if is_group { render_tree(&container, &app, config, &key).await? } else { String::new() };
-    let title = if key.is_root() { container_config.root.display().to_string() } else { key.as_str().to_owned() };
+    let title = if key.is_root() { container_config.root.to_string() } else { key.as_str().to_owned() };
     let text = render(&title, &info, &levels, &tree);
     write_stdout(&format!("{}\n", text.trim_end()))?;
     Ok(0)

@@ -87,8 +87,8 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
         report.finish(&totals, complete).context("the report cannot be written")?;
     }
     if complete && totals.datasets == 0 {
-        let root = container_config.root.to_string_lossy();
-        let place = if args.datasets.is_empty() { root.into_owned() } else { args.datasets.join(", ") };
+        let root = container_config.root.to_string();
+        let place = if args.datasets.is_empty() { root } else { args.datasets.join(", ") };
         terminal.print_line(&format!(
             "no block was verified: there is no dataset in {}; is this the right directory, and is its storage mounted?",
             escape_control_chars(&place)

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::root_address::RootAddress;
+use super::store_settings::StoreSettings;
 use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
 
 /// Text of `config/default.toml`: every key with its default, unit and purpose.
@@ -131,9 +133,9 @@ pub struct ContainerConfig {
     /// First path segment; empty if this is the only container and is served at the root.
     #[serde(default)]
     pub name: String,
-    /// Directory of the container.
+    /// Directory of the container, or its address in an object store or on an HTTP server.
     #[serde(default)]
-    pub root: PathBuf,
+    pub root: RootAddress,
     /// Cache policy for browsers and proxies.
     #[serde(default)]
     pub cache_control: CacheControl,
@@ -146,6 +148,9 @@ pub struct ContainerConfig {
     /// Properties of a file from which its entity tag is made.
     #[serde(default)]
     pub entity_tag: EntityTagSource,
+    /// Section `[containers.store]`: access to the store of a remote container.
+    #[serde(default)]
+    pub store: StoreSettings,
 }
 
 /// Section `[container_defaults]`: settings of containers that do not override them.
@@ -160,6 +165,8 @@ pub struct ContainerDefaults {
     pub must_be_mount: bool,
     /// Properties of a file from which its entity tag is made.
     pub entity_tag: EntityTagSource,
+    /// Section `[container_defaults.store]`: access to the stores of remote containers.
+    pub store: StoreSettings,
 }
 
 /// Policy for symbolic links below the root of a container.
@@ -450,7 +457,7 @@ mod tests {
         table
             .iter()
             .flat_map(|(section, value)| match inner(value) {
-                Some(inner) => inner.keys().map(|key| format!("{section}.{key}")).collect(),
+                Some(inner) => keys(&inner).into_iter().map(|key| format!("{section}.{key}")).collect(),
                 None => vec![section.clone()],
             })
             .collect()
@@ -460,11 +467,8 @@ mod tests {
     fn default_toml_has_every_field_and_nothing_else() {
         let container = ContainerConfig {
             name: String::new(),
-            root: "/data/volume.n5".into(),
-            cache_control: ContainerDefaults::default().cache_control,
-            symlinks: ContainerDefaults::default().symlinks,
-            must_be_mount: false,
-            entity_tag: ContainerDefaults::default().entity_tag,
+            root: RootAddress::Local("/data/volume.n5".into()),
+            ..ContainerConfig::default()
         };
         let config = Config { containers: vec![container], ..Config::default() };
         assert_eq!(toml::from_str::<Config>(&uncommented()).unwrap(), config);

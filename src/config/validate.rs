@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
@@ -362,8 +363,8 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
             faults.push(ConfigError::new(format!("containers[{index}].{key}"), message));
         };
         let name = container.name.as_str();
-        if container.root.as_os_str().is_empty() {
-            fault("root", "is missing: name the container's directory".to_owned());
+        if container.root.is_empty() {
+            fault("root", "is missing: name the container's directory or address".to_owned());
         }
         // A value that is inherited from `container_defaults` has been reported there.
         if let Err(message) = validate_cache_control(container.cache_control)
@@ -373,7 +374,8 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
         }
         if name.is_empty() {
             if config.containers.len() > 1 {
-                let reason = if container.root.file_name().is_some_and(|name| name.to_str().is_none()) {
+                let file_name = container.root.local_path().and_then(Path::file_name);
+                let reason = if file_name.is_some_and(|name| name.to_str().is_none()) {
                     "of several containers, each needs a name in UTF-8, and that of its directory is in another encoding"
                 } else {
                     "of several containers, each needs a name"
@@ -403,7 +405,8 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
 
 #[cfg(test)]
 mod tests {
-    use super::super::sections::{ContainerConfig, EntityTagSource, SymlinkPolicy};
+    use super::super::root_address::RootAddress;
+    use super::super::sections::ContainerConfig;
     use super::*;
 
     fn keys(config: &Config) -> Vec<String> {
@@ -416,11 +419,8 @@ mod tests {
     fn with_names(names: &[&str]) -> Config {
         let container = |name: &&str| ContainerConfig {
             name: (*name).to_owned(),
-            root: "/data".into(),
-            cache_control: CacheControl::Revalidate,
-            symlinks: SymlinkPolicy::Inside,
-            must_be_mount: false,
-            entity_tag: EntityTagSource::Mtime,
+            root: RootAddress::Local("/data".into()),
+            ..ContainerConfig::default()
         };
         Config { containers: names.iter().map(container).collect(), ..Config::default() }
     }

@@ -71,7 +71,7 @@ pub(super) mod duration {
 
 /// Deserializes a value with `parse`, which gets the text of a string without quotes, or the TOML text of another
 /// value.
-fn parse_text<'de, D: Deserializer<'de>, T>(
+pub(super) fn parse_text<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     parse: impl Fn(&str) -> Result<T, String>,
 ) -> Result<T, D::Error> {
@@ -107,6 +107,20 @@ pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D)
     let value = toml::Value::deserialize(deserializer)?;
     let number = value.as_integer().and_then(|number| T::try_from(number).ok());
     number.ok_or_else(|| D::Error::custom(format!("{value} is not a whole number of 0 or more")))
+}
+
+/// Deserializes a base URL, `http` or `https`, without a slash at its end; or empty text.
+pub(super) fn base_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    parse_text(deserializer, |text| {
+        let text = text.trim_end_matches('/');
+        let rest = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+        if text.is_empty() || rest.is_some_and(|rest| !rest.is_empty() && !rest.contains(['@', '?', '#', ' '])) {
+            return Ok(text.to_owned());
+        }
+        // The text is not repeated, because it may contain a password.
+        Err("is not a base URL: write \"https://HOST\" or \"https://HOST:PORT\", without a user, a query or a bucket"
+            .to_owned())
+    })
 }
 
 /// A listening address.
@@ -248,6 +262,8 @@ macro_rules! as_text {
         }
     )*};
 }
+
+pub(super) use as_text;
 
 as_text!(ListenAddress, CacheControl, RevalidationPolicy);
 

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
 use super::data_search;
-use crate::config::{CacheControl, Config, ContainerConfig, short_name};
+use crate::config::{CacheControl, Config, ContainerConfig, RootAddress, short_name};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
@@ -314,11 +314,12 @@ fn storage_call_timeout(config: &Config) -> Duration {
 }
 
 fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<LocalStore> {
-    check_directory(&container.root).map_err(anyhow::Error::msg)?;
-    let store = LocalStore::open(&container.root, container.symlinks, call_timeout)
+    let RootAddress::Local(root) = &container.root else { bail!("this program cannot read remote containers yet") };
+    check_directory(root).map_err(anyhow::Error::msg)?;
+    let store = LocalStore::open(root, container.symlinks, call_timeout)
         .context("it must be a directory that this user can read")?
         .with_entity_tag(container.entity_tag);
-    if is_empty_directory(&container.root) {
+    if is_empty_directory(root) {
         tracing::warn!(container = describe(container), "the directory is empty; is its storage mounted?");
     }
     if container.must_be_mount && !store.is_mount() {
@@ -328,7 +329,7 @@ fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyh
 }
 
 fn describe(container: &ContainerConfig) -> String {
-    let root = container.root.display();
+    let root = &container.root;
     if container.name.is_empty() { root.to_string() } else { format!("container {:?} at {root}", container.name) }
 }
 
