@@ -160,6 +160,20 @@ class Store:
         _, target, headers = self.put(key)
         return "DELETE", target, headers
 
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        """Return target and headers of the request that reads an object through the proxy."""
+        _, target, headers = self.put(key)
+        return target, headers
+
+    def get(self, key: str, **headers: str) -> support.Answer:
+        """Read an object through the proxy, without the server."""
+        target, own = self.location(key)
+        connection = support.RawConnection("127.0.0.1", self.proxy.port, timeout=60)
+        try:
+            return connection.ask(target, headers=own | {name.replace("_", "-"): value for name, value in headers.items()})
+        finally:
+            connection.close()
+
     def send(self, method: str, target: str, headers: dict[str, str], body: bytes = b"") -> None:
         """Send one request to the store itself, not to the proxy."""
         self._send_all(iter([(method, target, headers, body)]), 1)
@@ -338,12 +352,17 @@ class SeaweedFS(Store):
     environment = Moto.environment
 
     def put(self, key: str) -> tuple[str, str, dict[str, str]]:
-        headers = signed("PUT", f"/{BUCKET}/{quote(key)}", f"127.0.0.1:{self.port}", self.environment())
-        return "PUT", f"/{BUCKET}/{quote(key)}", headers
+        return "PUT", *self.signed("PUT", key, self.port)
 
     def delete(self, key: str) -> tuple[str, str, dict[str, str]]:
-        headers = signed("DELETE", f"/{BUCKET}/{quote(key)}", f"127.0.0.1:{self.port}", self.environment())
-        return "DELETE", f"/{BUCKET}/{quote(key)}", headers
+        return "DELETE", *self.signed("DELETE", key, self.port)
+
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        return self.signed("GET", key, self.proxy.port)
+
+    def signed(self, method: str, key: str, port: int) -> tuple[str, dict[str, str]]:
+        target = f"/{BUCKET}/{quote(key)}"
+        return target, signed(method, target, f"127.0.0.1:{port}", self.environment())
 
 
 def signed(method: str, target: str, host: str, credentials: dict[str, str]) -> dict[str, str]:
@@ -406,6 +425,9 @@ class FakeGcs(Store):
     def put(self, key: str) -> tuple[str, str, dict[str, str]]:
         name = urllib.parse.quote(key, safe="")
         return "POST", f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", {"Content-Type": "application/octet-stream"}
+
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        return f"/{BUCKET}/{quote(key)}", {}
 
     def delete(self, key: str) -> tuple[str, str, dict[str, str]]:
         return "DELETE", f"/storage/v1/b/{BUCKET}/o/{urllib.parse.quote(key, safe='')}", {}
@@ -505,6 +527,9 @@ class Nginx(Store):
     def upload_tree(self, directory: Path, prefix: str) -> None:
         (self.directory / BUCKET / prefix).symlink_to(directory)
 
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        return f"/{BUCKET}/{quote(key)}", {}
+
     def remove(self, key: str) -> None:
         (self.directory / BUCKET / key).unlink()
 
@@ -519,4 +544,26 @@ class NginxWithoutListing(Nginx):
         return "autoindex off;"
 
 
-STORES = {store.name: store for store in (Moto, SeaweedFS, FakeGcs, Azurite, Nginx, NginxWithoutListing)}
+class AnotherServer(Nginx):
+    """Another n5-server, as in a deployment with two tiers."""
+
+    name = "n5-server"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None
+
+    def command(self) -> list:
+        root = self.directory / BUCKET
+        root.mkdir()
+        # The containers are links to the data of the tests.
+        return [support.binary(), root, "--listen", f"127.0.0.1:{self.port}", "--set", "container_defaults.symlinks=follow"]
+
+    def root(self, path: str) -> str:
+        return f"{self.proxy.url}/n5/{quote(path)}"
+
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        return f"/n5/{quote(key)}", {}
+
+
+STORES = {store.name: store for store in (Moto, SeaweedFS, FakeGcs, Azurite, Nginx, NginxWithoutListing, AnotherServer)}
