@@ -73,6 +73,8 @@ class Store:
     #: True if the store answers If-None-Match with 304.
     revalidates = True
     lists = True
+    #: Codes with which the store refuses credentials, the code for lacking rights first.
+    refusals = ("AccessDenied",)
     #: Number of entries of the largest directory of the tests; more than any store lists in one response.
     most_children = 100_000 if support.ALL else 10_000
 
@@ -234,6 +236,7 @@ class Moto(Store):
     """moto, a simulation of S3. It refuses requests without a signature, and does not check signatures."""
 
     name = "moto"
+    refusals = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed")
     authorization = {"Authorization": "AWS4-HMAC-SHA256 Credential=test-key/20260101/us-east-1/s3/aws4_request"}
 
     @classmethod
@@ -296,6 +299,7 @@ class SeaweedFS(Store):
     """SeaweedFS, an S3-compatible store that checks signatures."""
 
     name = "seaweedfs"
+    refusals = Moto.refusals
     # Its keys are paths of a file system.
     keeps_empty_segments = False
 
@@ -437,6 +441,7 @@ class Azurite(Store):
     """Azurite, a simulation of Azure Blob Storage that checks signatures."""
 
     name = "azurite"
+    refusals = ("AuthorizationFailure", "AuthenticationFailed")
 
     @classmethod
     def missing(cls) -> str | None:

@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-FAULTS = ("delay", "throttle", "revoke", "reset", "reset_body", "stall", "cut", "length")
+FAULTS = ("delay", "throttle", "revoke", "hide", "reset", "reset_body", "stall", "cut", "length")
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Rule:
 
     #: One of `FAULTS` is taken for each request that is hit.
     #: delay: answers after `seconds`. throttle: 503 SlowDown with `Retry-After`. revoke: 403 with `code`.
+    #: hide: 403 with `code` where the store answers 404, as for callers who may not list a bucket.
     #: reset: resets the connection instead of an answer. reset_body: resets it in the middle of the body.
     #: stall: sends half of the body and nothing more for `seconds`. cut: closes in the middle of the body.
     #: length: announces more bytes than it sends, and closes.
@@ -230,17 +231,17 @@ class Session:
                 reset(self.client.socket)
                 return False
             if record.fault in ("throttle", "revoke"):
-                return self.refuse(record, rule, headers)
+                for _ in self.client.body(headers, is_response=False):
+                    pass
+                return self.refuse(record, rule)
             if record.fault == "delay":
                 time.sleep(rule.seconds)
             return self.answer(record, rule, self.ask(head, headers))
         finally:
             record.ended = time.monotonic()
 
-    def refuse(self, record: Exchange, rule: Rule, headers: dict[str, str]) -> bool:
+    def refuse(self, record: Exchange, rule: Rule) -> bool:
         """Answer in place of the store."""
-        for _ in self.client.body(headers, is_response=False):
-            pass
         if record.fault == "throttle":
             head, body = refusal("503 Slow Down", "SlowDown", f"Retry-After: {rule.retry_after}\r\n")
         else:
@@ -275,6 +276,9 @@ class Session:
             return False
         (_, status, *_), headers = parse(head)
         record.status, record.first_byte = int(status), time.monotonic()
+        if record.fault == "hide" and record.status == 404:
+            self.disconnect()  # instead of reading the body
+            return self.refuse(record, rule)
         client, sent = self.client.socket, head
         has_body = record.method != "HEAD" and record.status not in (204, 304)
         fault = record.fault if has_body else None

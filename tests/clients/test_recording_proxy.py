@@ -21,6 +21,12 @@ class Store(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         framing = self.path.split("/")[1].partition("?")[0]
+        if framing == "missing":
+            self.send_response(404)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"gone" if self.command == "GET" else b"")
+            return
         if self.headers["If-None-Match"] == '"1"':
             self.send_response(304)
             self.end_headers()
@@ -161,6 +167,17 @@ def test_refusals_do_not_reach_the_store(proxy):
         assert time.monotonic() - started >= 0.3
         assert session.get(f"{proxy.url}/length/other").content == BODY
     assert [exchange.fault for exchange in proxy.take()] == ["throttle", "revoke", "revoke", "delay", None]
+
+
+def test_missing_objects_are_hidden_as_forbidden(proxy):
+    proxy.misbehave(Rule(("hide",)))
+    with requests.Session() as session:
+        for _ in range(2):
+            missing, present = session.get(f"{proxy.url}/missing"), session.get(f"{proxy.url}/length")
+            assert missing.status_code == 403 and b"<Code>AccessDenied</Code>" in missing.content
+            assert session.head(f"{proxy.url}/missing").status_code == 403
+            assert (present.status_code, present.content) == (200, BODY)
+    assert [exchange.status for exchange in proxy.take()] == [403, 200, 403] * 2
 
 
 def test_a_share_of_the_requests_is_hit_and_the_seed_says_which(proxy):
