@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::support::writer::N5;
 use crate::support::{Client, skip_without};
 
-const DOCUMENTS: [&str; 21] = [
+const DOCUMENTS: [&str; 22] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
@@ -40,6 +40,7 @@ const DOCUMENTS: [&str; 21] = [
     "docs/OPERATIONS.md",
     "docs/PERFORMANCE.md",
     "docs/PROBLEMS.md",
+    "docs/SCALING.md",
     "docs/VERIFY.md",
 ];
 
