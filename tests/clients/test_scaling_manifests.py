@@ -2,17 +2,15 @@
 
 import os
 import re
-import shutil
 import subprocess
 
 import pytest
 import support
+from balancers import PROGRAMS, SCALING
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 tomllib = pytest.importorskip("tomllib")
 
-SCALING = support.REPO / "config" / "scaling"
-HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
 UNITS = {"m": 1, "g": 1024, "Mi": 1, "Gi": 1024}
 
 
@@ -116,9 +114,9 @@ def test_haproxy_in_kubernetes_has_the_inner_replicas_by_name(manifests, tmp_pat
     assert set(directives(shipped, "defaults")) - extra <= set(directives(text, "defaults"))
     for configuration in (text, shipped):
         (tmp_path / "haproxy.cfg").write_text(configuration)
-        if HAPROXY:
+        if PROGRAMS["haproxy"]:
             environment = os.environ | {"NAMESPACE": "lab"}
-            checked = subprocess.run([HAPROXY, "-c", "-f", tmp_path / "haproxy.cfg"], capture_output=True, text=True, env=environment)
+            checked = subprocess.run([PROGRAMS["haproxy"], "-c", "-f", tmp_path / "haproxy.cfg"], capture_output=True, text=True, env=environment)
             assert checked.returncode == 0 and "WARNING" not in checked.stderr, checked.stderr
 
 
