@@ -95,8 +95,12 @@ const ORDER: &[(&str, &str)] = &[
     ("runtime", "cpu_pool off_thread watched_files allocator fair_queue"),
     ("runtime::fair_queue", "semaphore single_flight state flow"),
     ("server", "reload mounts process_memory access_control data_search"),
-    ("store", "instrumented local memory page_cache file_meta listing disk_pool object error key"),
+    ("store", "instrumented remote local memory page_cache file_meta listing disk_pool object error key"),
     ("store::local", "page_cache scan tree open_file resolve directory_check"),
+    (
+        "store::remote::listing",
+        "lister http_root bucket page_reader selection html_index json_index index_entry bucket_xml transport error_document xml",
+    ),
     ("telemetry", "logs trace log_throttle metrics"),
     ("telemetry::metrics", "labels names"),
     ("telemetry::trace", "export settings"),
