@@ -46,7 +46,7 @@ const READERS: [(&str, &str); 5] = [
 pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("inspect takes one container") };
     let resources = Resources::new(Settings::new(config));
-    let container = Container::new(open_store(container_config, config)?, Arc::clone(&resources));
+    let container = Container::new(open_store(container_config, config).await?, Arc::clone(&resources));
     let mount = mount("", container.clone(), CacheControl::Revalidate);
     let name = args.dataset.trim_matches('/');
     let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };

@@ -47,7 +47,7 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
     let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
     // The default entity tags are the same on every machine, so that a run can resume the report of another machine.
     let container_config = &ContainerConfig { entity_tag: EntityTagSource::default(), ..container_config.clone() };
-    let store = open_store(container_config, config)?;
+    let store = open_store(container_config, config).await?;
     let settings = Settings::new(config);
     let cores = args.threads.map_or(settings.cores, usize::from);
     let settings =

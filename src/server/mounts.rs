@@ -13,12 +13,14 @@ use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
 use super::data_search;
-use crate::config::{CacheControl, Config, ContainerConfig, RootAddress, short_name};
+use crate::config::{CacheControl, Config, ContainerConfig, Provider, RemoteRoot, RootAddress, short_name};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
 use crate::runtime::off_thread::off_thread;
-use crate::store::{LocalStore, Store, UnavailableStore, check_directory, is_empty_directory};
+use crate::store::{
+    LocalStore, MemoryStore, RemoteStore, Store, UnavailableStore, check_directory, is_empty_directory,
+};
 
 /// Time limit for opening a directory while the server is running. If it fails, the server continues with the present
 /// containers.
@@ -35,7 +37,12 @@ enum ContainerLocation {
         store: LocalStore,
         call_timeout: Duration,
     },
-    /// A directory that has not been opened since the start.
+    /// A container in an object store, on an HTTP server, or in memory.
+    Remote {
+        store: Arc<dyn Store>,
+        call_timeout: Duration,
+    },
+    /// A container that has not been opened since the start.
     Unopened,
 }
 
@@ -66,15 +73,20 @@ impl MountedContainer {
             let store: Arc<dyn Store> = match &location {
                 ContainerLocation::Demo => Arc::new(demo::store()),
                 ContainerLocation::Local { store, .. } => Arc::new(store.clone()),
+                ContainerLocation::Remote { store, .. } => Arc::clone(store),
                 ContainerLocation::Unopened => Arc::new(UnavailableStore::new(&config.root)),
             };
             Container::new(store, Arc::clone(resources))
         };
-        if let ContainerLocation::Local { store, .. } = &mut location
-            && let Some(ContainerLocation::Local { store: mounted, .. }) = existing.map(|known| &known.location)
-        {
-            // A container that remains keeps its store, because the store tracks the state of the storage.
-            *store = mounted.clone();
+        // A container that remains keeps its store, because the store tracks the state of the storage.
+        match (&mut location, existing.map(|known| &known.location)) {
+            (ContainerLocation::Local { store, .. }, Some(ContainerLocation::Local { store: mounted, .. })) => {
+                *store = mounted.clone();
+            }
+            (ContainerLocation::Remote { store, .. }, Some(ContainerLocation::Remote { store: mounted, .. })) => {
+                *store = Arc::clone(mounted);
+            }
+            _ => {}
         }
         let mut mount = mount(&config.name, container, config.cache_control);
         mount.title = short_name(&config.root);
@@ -95,8 +107,18 @@ impl MountedContainer {
                     && settings(&self.config) == settings(config)
                     && call_timeout == other_timeout
             }
+            (
+                ContainerLocation::Remote { call_timeout, .. },
+                ContainerLocation::Remote { call_timeout: other_timeout, .. },
+            ) => (&self.config.root, &self.config.store, call_timeout) == (&config.root, &config.store, other_timeout),
             (ContainerLocation::Unopened, ContainerLocation::Unopened) => self.config.root == config.root,
-            (ContainerLocation::Demo | ContainerLocation::Local { .. } | ContainerLocation::Unopened, _) => false,
+            (
+                ContainerLocation::Demo
+                | ContainerLocation::Local { .. }
+                | ContainerLocation::Remote { .. }
+                | ContainerLocation::Unopened,
+                _,
+            ) => false,
         }
     }
 
@@ -104,7 +126,7 @@ impl MountedContainer {
     fn is_responsive(&self) -> bool {
         let is_stalled = match &self.location {
             ContainerLocation::Local { store, .. } => store.pressure().is_stalled,
-            ContainerLocation::Demo | ContainerLocation::Unopened => false,
+            ContainerLocation::Demo | ContainerLocation::Remote { .. } | ContainerLocation::Unopened => false,
         };
         !is_stalled && self.open_lock.try_lock().is_ok()
     }
@@ -195,7 +217,7 @@ pub(super) async fn retry_unopened(
                 let timeout = REOPEN_TIMEOUT.min(call_timeout);
                 open_with_timeout(container, call_timeout, &mounted.open_lock, timeout).await.ok()
             }
-            ContainerLocation::Demo | ContainerLocation::Local { .. } => None,
+            ContainerLocation::Demo | ContainerLocation::Local { .. } | ContainerLocation::Remote { .. } => None,
         }
     });
     let results = join_all(attempts).await;
@@ -245,7 +267,9 @@ async fn reopen(
                 store: store.with_settings(container.symlinks, call_timeout).with_entity_tag(container.entity_tag),
                 call_timeout,
             },
-            ContainerLocation::Demo | ContainerLocation::Unopened => known.location.clone(),
+            ContainerLocation::Demo | ContainerLocation::Remote { .. } | ContainerLocation::Unopened => {
+                known.location.clone()
+            }
         }
     });
     Ok((location, open_lock))
@@ -282,29 +306,52 @@ async fn open_with_timeout(
     open_lock: &Arc<Mutex<()>>,
     timeout: Duration,
 ) -> anyhow::Result<ContainerLocation> {
-    let config = container.clone();
-    let store = async {
-        let attempt = Arc::clone(open_lock)
-            .try_lock_owned()
-            .ok()
-            .context("an earlier attempt to open its directory has not ended")?;
-        let open = move || {
-            let _attempt = attempt;
-            open_local_store(&config, call_timeout)
-        };
-        off_thread(timeout, open).await
+    let location = async {
+        let attempt =
+            Arc::clone(open_lock).try_lock_owned().ok().context("an earlier attempt to open it has not ended")?;
+        match &container.root {
+            RootAddress::Local(_) => {
+                let config = container.clone();
+                let open = move || {
+                    let _attempt = attempt;
+                    open_local_store(&config, call_timeout)
+                };
+                anyhow::Ok(ContainerLocation::Local { store: off_thread(timeout, open).await?, call_timeout })
+            }
+            RootAddress::Remote(root) => {
+                let opened = tokio::time::timeout(timeout, open_remote_store(root, container, call_timeout)).await;
+                let store = opened.with_context(|| format!("the store does not answer within {timeout:?}"))??;
+                Ok(ContainerLocation::Remote { store, call_timeout })
+            }
+        }
     };
-    let store = store.await.with_context(|| format!("cannot open {}", describe(container)))?;
-    Ok(ContainerLocation::Local { store, call_timeout })
+    location.await.with_context(|| format!("cannot open {}", describe(container)))
 }
 
-/// Opens the location that the configuration gives for `container`. Blocks on the disk.
+/// Opens the location that the configuration gives for `container`.
 ///
 /// # Errors
 /// Returns an error if the store cannot be opened.
-pub(crate) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    let store = open_local_store(container, storage_call_timeout(config));
-    Ok(Arc::new(store.with_context(|| format!("cannot open {}", describe(container)))?))
+pub(crate) async fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+    let call_timeout = storage_call_timeout(config);
+    let location = open_with_timeout(container, call_timeout, &Arc::default(), call_timeout).await?;
+    Ok(match location {
+        ContainerLocation::Local { store, .. } => Arc::new(store),
+        ContainerLocation::Remote { store, .. } => store,
+        ContainerLocation::Demo | ContainerLocation::Unopened => bail!("{} has no store", describe(container)),
+    })
+}
+
+async fn open_remote_store(
+    root: &RemoteRoot,
+    container: &ContainerConfig,
+    call_timeout: Duration,
+) -> anyhow::Result<Arc<dyn Store>> {
+    if root.provider == Provider::Memory {
+        return Ok(Arc::new(MemoryStore::new([], 0)));
+    }
+    let store = RemoteStore::open(root, &container.store, call_timeout).await.map_err(anyhow::Error::msg)?;
+    Ok(Arc::new(store))
 }
 
 /// Returns the time limit for a storage call. It is shorter than the time limit of the request that needs the call, so
@@ -314,7 +361,7 @@ fn storage_call_timeout(config: &Config) -> Duration {
 }
 
 fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<LocalStore> {
-    let RootAddress::Local(root) = &container.root else { bail!("this program cannot read remote containers yet") };
+    let RootAddress::Local(root) = &container.root else { bail!("it is not a directory of this machine") };
     check_directory(root).map_err(anyhow::Error::msg)?;
     let store = LocalStore::open(root, container.symlinks, call_timeout)
         .context("it must be a directory that this user can read")?

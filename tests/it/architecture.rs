@@ -31,7 +31,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "config",
         ],
     ),
-    ("access", &["runtime", "telemetry", "config"]),
+    ("access", &["runtime", "telemetry", "http_client", "config"]),
     ("output", &["png_gray", "n5_format"]),
     ("png_gray", &[]),
     ("verify", &["view", "n5_metadata", "read", "container", "cache", "n5_format", "store", "config"]),
@@ -41,9 +41,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("container", &["cache", "n5_format", "store", "runtime", "telemetry", "config"]),
     ("cache", &["n5_format", "store", "runtime", "telemetry", "config"]),
     ("n5_format", &[]),
-    ("store", &["runtime", "telemetry", "config"]),
+    ("store", &["runtime", "telemetry", "http_client", "config"]),
     ("runtime", &["telemetry"]),
-    ("telemetry", &["config"]),
+    ("telemetry", &["http_client", "config"]),
+    ("http_client", &[]),
     ("config", &[]),
 ];
 
@@ -73,6 +74,7 @@ const ORDER: &[(&str, &str)] = &[
     ("http::admission", "client_limits fair_polling in_flight stalled_store_limit"),
     ("http::query", "slice_query numpy_index params"),
     ("http::routes", "info recursive_info operations slice stats thumbnail view viewer stored listing page"),
+    ("http_client", "blocking client connector resolver tls"),
     (
         "n5_format",
         "array convert range_reads block attributes document compression json_object json statistics strided data_type grid",
@@ -96,6 +98,7 @@ const ORDER: &[(&str, &str)] = &[
     ("runtime::fair_queue", "semaphore single_flight state flow"),
     ("server", "reload mounts process_memory access_control data_search"),
     ("store", "instrumented remote local memory page_cache file_meta listing disk_pool object error key"),
+    ("store::remote", "credentials object client failure forbidden listing location profile signer variables"),
     ("store::local", "page_cache scan tree open_file resolve directory_check"),
     (
         "store::remote::listing",
