@@ -29,7 +29,7 @@ pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, Rea
 pub use page_cache::{CachedGet, CachedStat, NonblockingReader, PageCache, SendfileSource};
 pub use remote::{
     DirectoryLister, ErrorAnswer, LISTING_ACCEPT, LISTING_BYTES_PER_STORE, ListingError, ListingResponse,
-    ListingTransport, StoreErrorCode,
+    ListingTransport, RemoteStore, StoreErrorCode,
 };
 
 /// Read access to a tree of objects.

@@ -1,8 +1,405 @@
-//! Stores behind a network.
+//! A store behind a network: S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, and HTTP servers.
+//!
+//! `object_store` obtains credentials and signs requests. Requests are sent here, because the answers of stores must be
+//! seen as they are: a fault must never look like a missing object.
 
+mod client;
+mod credentials;
+mod failure;
+mod forbidden;
 mod listing;
+mod location;
+mod object;
+mod profile;
+mod signer;
+mod variables;
 
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::http::header::{ACCEPT, HeaderName, HeaderValue, LOCATION};
+use axum::http::{Method, Request, StatusCode};
+use bytes::Bytes;
+use http_body_util::Full;
+use tokio::time::Instant;
+
+use super::Store;
+use super::error::StoreError;
+use super::key::Key;
+use super::listing::{EntryFilter, Listing};
+use super::object::{InlineLimit, Object, ObjectData, ObjectMeta, Revalidation};
+use crate::config::{ForbiddenPolicy, Provider, RemoteRoot, StoreSettings};
+use crate::http_client::{HttpClient, HttpClientOptions};
+use client::{StoreClient, StoreRequest, StoreResponse, content_length};
+use failure::{error_of_answer, error_of_listing};
+use forbidden::{ForbiddenKeys, IMPOSSIBLE_NAME};
 pub use listing::{
     DirectoryLister, ErrorAnswer, LISTING_ACCEPT, LISTING_BYTES_PER_STORE, ListingError, ListingResponse,
     ListingTransport, StoreErrorCode,
 };
+use location::Location;
+use object::{RemoteObject, Validators, check_encoding, if_changed};
+use variables::Variables;
+
+/// Name of the object by which the store is probed. Directories without listings are recognised by it.
+const ATTRIBUTES: &str = "attributes.json";
+
+/// Region of a store with the protocol of S3 that names none.
+const DEFAULT_REGION: &str = "us-east-1";
+
+/// Maximum number of bytes of a body that is read only to use its connection again.
+const MAX_DISCARDED_BYTES: usize = 256 << 10;
+
+/// Maximum size of an object whose length a server does not announce.
+const MAX_UNANNOUNCED_BYTES: u64 = 16 << 20;
+
+/// A container in an object store or on an HTTP server.
+pub struct RemoteStore {
+    client: Arc<StoreClient>,
+    forbidden: ForbiddenKeys,
+    lister: DirectoryLister,
+}
+
+impl fmt::Debug for RemoteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteStore").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+/// Result of a request for an object.
+enum ObjectAnswer {
+    Missing,
+    Unchanged,
+    Found(StoreResponse),
+}
+
+impl RemoteStore {
+    /// Opens the container at `root`: finds its credentials and its region, and checks that it can be read. A call that
+    /// takes longer than `call_timeout` fails.
+    ///
+    /// # Errors
+    /// Returns a message that says what is wrong and what to do. It contains no secret.
+    pub async fn open(root: &RemoteRoot, settings: &StoreSettings, call_timeout: Duration) -> Result<Self, String> {
+        Self::open_with(root, settings, call_timeout, &Variables::from_env()).await
+    }
+
+    async fn open_with(
+        root: &RemoteRoot,
+        settings: &StoreSettings,
+        call_timeout: Duration,
+        variables: &Variables,
+    ) -> Result<Self, String> {
+        let credentials = credentials::find(root, settings, variables)?;
+        let http = HttpClient::new(&HttpClientOptions {
+            roots: Some(settings.ca.clone()).filter(|path| !path.as_os_str().is_empty()),
+            uses_proxy: true,
+            max_idle_connections: settings.concurrency,
+            ..HttpClientOptions::default()
+        })?;
+        let named = Some(settings.region.clone()).filter(|region| !region.is_empty());
+        let mut region = root.region.clone().or(named).or(credentials.region);
+        if region.is_none() && root.provider == Provider::S3 && location::endpoint(root, settings).is_none() {
+            let timeout = settings.timeout.min(call_timeout);
+            region = Some(find_region(&http, &root.bucket, timeout).await?);
+        }
+        let region = region.unwrap_or_else(|| DEFAULT_REGION.to_owned());
+        let account = credentials.account.as_deref();
+        let location = Location::new(root, settings, &region, account)?;
+        let signer = credentials.source.signer(root.provider, &region, settings.requester_pays, account)?;
+        if location.is_exposed() && !signer.is_anonymous() {
+            return Err("credentials are not sent over plain http to another machine; use https, or \
+                        store.credentials = \"none\""
+                .to_owned());
+        }
+        let lister = match root.provider {
+            Provider::S3 | Provider::Google | Provider::Memory => DirectoryLister::s3(&root.prefix, call_timeout),
+            Provider::Azure => DirectoryLister::azure(&root.prefix, call_timeout),
+            Provider::Http => DirectoryLister::http(&location.origin, &root.prefix, ATTRIBUTES, call_timeout)
+                .map_err(|error| format!("the address is not a URL: {error}"))?,
+        };
+        let client = StoreClient::new(location, http, signer, settings.concurrency, settings.timeout, call_timeout);
+        let store = Self { client: Arc::new(client), forbidden: ForbiddenKeys::new(settings.missing_403), lister };
+        store.probe().await.map_err(|error| error.to_string())?;
+        Ok(store)
+    }
+
+    fn provider(&self) -> Provider {
+        self.client.location.provider
+    }
+
+    /// Requests the object at `key`.
+    ///
+    /// # Errors
+    /// Returns an error unless the store sends the object or says that there is none.
+    async fn request_object(
+        &self,
+        action: &'static str,
+        key: &Key,
+        headers: Vec<(HeaderName, HeaderValue)>,
+        deadline: Instant,
+    ) -> Result<ObjectAnswer, StoreError> {
+        if key.is_root() {
+            return Ok(ObjectAnswer::Missing);
+        }
+        let url = self.client.location.object_url(key);
+        let request = StoreRequest { action, key, method: Method::GET, url, headers, deadline };
+        let response = self.client.send(&request).await?;
+        match response.status {
+            StatusCode::OK => {
+                self.forbidden.record_readable(key);
+                check_encoding(key, &response.headers)?;
+                return Ok(ObjectAnswer::Found(response));
+            }
+            StatusCode::NOT_MODIFIED => {
+                self.forbidden.record_readable(key);
+                return Ok(ObjectAnswer::Unchanged);
+            }
+            status if status.is_redirection() && self.is_directory_redirect(key, &response) => {
+                return Ok(ObjectAnswer::Missing);
+            }
+            _ => {}
+        }
+        let answer = response.into_answer(deadline).await;
+        let is_missing = match answer.code {
+            StoreErrorCode::NoSuchObject => true,
+            // An HTTP server that passes requests on to a bucket may hide all errors behind 404.
+            StoreErrorCode::NoSuchBucket => false,
+            _ => match self.forbidden.policy_for(&answer) {
+                Some(ForbiddenPolicy::Always) => true,
+                Some(ForbiddenPolicy::Auto) => self.denial_means_missing(deadline).await?,
+                Some(ForbiddenPolicy::Never) | None => false,
+            },
+        };
+        if is_missing { Ok(ObjectAnswer::Missing) } else { Err(error_of_answer(action, key, &answer, None)) }
+    }
+
+    /// Returns true if a file server redirects from the path of a directory to the same path with a slash.
+    fn is_directory_redirect(&self, key: &Key, response: &StoreResponse) -> bool {
+        let location = response.headers.get(LOCATION).and_then(|location| location.to_str().ok()).unwrap_or_default();
+        let path = location.split(['?', '#']).next().unwrap_or_default();
+        let name = path.strip_suffix('/').map(|path| path.rsplit('/').next().unwrap_or_default());
+        let decoded = name.map(|name| percent_encoding::percent_decode_str(name).decode_utf8_lossy());
+        self.provider() == Provider::Http && decoded.as_deref() == key.name()
+    }
+
+    /// Returns true if the store answers 403 for keys that cannot exist, although it lets an object be read.
+    async fn denial_means_missing(&self, deadline: Instant) -> Result<bool, StoreError> {
+        let ask = async {
+            let Ok(key) = Key::root().child(IMPOSSIBLE_NAME) else { return Ok(false) };
+            Ok(self.status_of(&key, deadline).await? == StatusCode::FORBIDDEN)
+        };
+        Ok(self.forbidden.hides_missing(ask).await? && self.is_readable(deadline).await?.unwrap_or(false))
+    }
+
+    /// Returns true if an object that was readable still is. Returns `None` if none has been read yet.
+    async fn is_readable(&self, deadline: Instant) -> Result<Option<bool>, StoreError> {
+        let _checking = self.forbidden.checking.lock().await;
+        let Some((key, is_recent)) = self.forbidden.readable() else { return Ok(None) };
+        if is_recent {
+            return Ok(Some(true));
+        }
+        let status = self.status_of(&key, deadline).await?;
+        match status {
+            StatusCode::OK => self.forbidden.record_readable(&key),
+            StatusCode::NOT_FOUND => self.forbidden.forget(&key),
+            _ => {}
+        }
+        Ok(Some(status == StatusCode::OK))
+    }
+
+    /// Returns the status of the answer to a request for an object, without its bytes.
+    async fn status_of(&self, key: &Key, deadline: Instant) -> Result<StatusCode, StoreError> {
+        let url = self.client.location.object_url(key);
+        let request = StoreRequest { action: "read", key, method: Method::HEAD, url, headers: Vec::new(), deadline };
+        Ok(self.client.send(&request).await?.status)
+    }
+
+    /// Returns the object of a response. Its bytes are read if `inline` allows that.
+    async fn to_object(
+        &self,
+        key: &Key,
+        mut response: StoreResponse,
+        inline: &InlineLimit,
+        deadline: Instant,
+    ) -> Result<Object, StoreError> {
+        let Some(len) = response.body.announced_bytes() else {
+            let max_bytes = inline.bytes().min(MAX_UNANNOUNCED_BYTES);
+            let validators = Validators::of(&response.headers);
+            let (bytes, is_cut) =
+                response.body.read_up_to(usize::try_from(max_bytes).unwrap_or(usize::MAX), deadline).await?;
+            if is_cut {
+                let reason =
+                    format!("the server does not announce the length of an object of more than {max_bytes} bytes");
+                return Err(StoreError::Io {
+                    action: "read",
+                    key: key.clone(),
+                    cause: Arc::new(io::Error::other(reason)),
+                });
+            }
+            return Ok(Object { meta: validators.meta(bytes.len() as u64), data: ObjectData::InMemory(bytes) });
+        };
+        let object = RemoteObject::new(Arc::clone(&self.client), key, response, len);
+        let meta = object.meta().clone();
+        if len <= inline.bytes()
+            && let Some(bytes) = object.read_range(0..len, deadline, || len <= inline.bytes()).await?
+        {
+            return Ok(Object { meta, data: ObjectData::InMemory(bytes) });
+        }
+        Ok(Object { meta, data: ObjectData::Open(Arc::new(object)) })
+    }
+}
+
+#[async_trait]
+impl Store for RemoteStore {
+    fn backend(&self) -> &'static str {
+        match self.provider() {
+            Provider::S3 => "s3",
+            Provider::Google => "google",
+            Provider::Azure => "azure",
+            Provider::Http => "http",
+            Provider::Memory => "memory",
+        }
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
+        let deadline = self.client.deadline();
+        if key.is_root() {
+            return Ok(None);
+        }
+        let url = self.client.location.object_url(key);
+        let request = StoreRequest { action: "stat", key, method: Method::HEAD, url, headers: Vec::new(), deadline };
+        let response = self.client.send(&request).await?;
+        if response.status == StatusCode::OK
+            && let Some(len) = content_length(&response.headers)
+        {
+            self.forbidden.record_readable(key);
+            return Ok(Some(Validators::of(&response.headers).meta(len)));
+        }
+        drop(response);
+        // Only the response to GET says why an object cannot be read.
+        Ok(match self.request_object("stat", key, Vec::new(), deadline).await? {
+            ObjectAnswer::Missing | ObjectAnswer::Unchanged => None,
+            ObjectAnswer::Found(response) => {
+                let len = response.body.announced_bytes().unwrap_or_default();
+                Some(Validators::of(&response.headers).meta(len))
+            }
+        })
+    }
+
+    async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
+        let deadline = self.client.deadline();
+        match self.request_object("read", key, Vec::new(), deadline).await? {
+            ObjectAnswer::Missing | ObjectAnswer::Unchanged => Ok(None),
+            ObjectAnswer::Found(response) => self.to_object(key, response, inline, deadline).await.map(Some),
+        }
+    }
+
+    async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
+        let deadline = self.client.deadline();
+        let condition = known.map(|(etag, _)| if_changed(etag)).unwrap_or_default();
+        let mut response = match self.request_object("read", key, condition, deadline).await? {
+            ObjectAnswer::Unchanged => return Ok(Revalidation::Unchanged),
+            ObjectAnswer::Missing if known.is_none() => return Ok(Revalidation::Unchanged),
+            ObjectAnswer::Missing => return Ok(Revalidation::Current(None)),
+            ObjectAnswer::Found(response) => response,
+        };
+        // The memory for an object of unknown size cannot be taken in advance.
+        let Some(len) = response.body.announced_bytes() else { return Ok(Revalidation::Changed) };
+        let meta = Validators::of(&response.headers).meta(len);
+        if known.is_some_and(|(_, version)| version == meta.version) {
+            // The store has ignored the condition.
+            if len <= MAX_DISCARDED_BYTES as u64 {
+                while let Ok(Some(_)) = response.body.next(MAX_DISCARDED_BYTES, deadline).await {}
+            }
+            return Ok(Revalidation::Unchanged);
+        }
+        let object = RemoteObject::new(Arc::clone(&self.client), key, response, len);
+        Ok(Revalidation::Current(Some(Object { meta, data: ObjectData::Open(Arc::new(object)) })))
+    }
+
+    fn sends_conditional_requests(&self) -> bool {
+        true
+    }
+
+    fn reports_missing_root(&self) -> bool {
+        // The answers of buckets distinguish a missing bucket from a missing object. A file server answers 404 to all
+        // requests while its directory is missing.
+        self.provider() != Provider::Http
+    }
+
+    async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
+        let found = self.lister.is_directory(self, key).await;
+        found.map_err(|error| error_of_listing(key, error))
+    }
+
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        filter: EntryFilter,
+    ) -> Result<Option<Listing>, StoreError> {
+        let listed = self.lister.list(self, key, after, limit, &filter).await;
+        listed.map_err(|error| error_of_listing(key, error))
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        let deadline = self.client.deadline();
+        if self.is_readable(deadline).await? == Some(true) {
+            return Ok(());
+        }
+        let Ok(key) = Key::root().child(ATTRIBUTES) else { return Ok(()) };
+        match self.request_object("read", &key, Vec::new(), deadline).await {
+            Ok(_) => Ok(()),
+            // The root need not have attributes, and a store that forbids listings then answers 403.
+            Err(StoreError::Denied { .. }) if self.is_directory(&Key::root()).await.is_ok() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[async_trait]
+impl ListingTransport for RemoteStore {
+    async fn get(&self, target: &str, max_bytes: usize) -> Result<ListingResponse, StoreError> {
+        let deadline = self.client.deadline();
+        let url = self.client.location.listing_url(target);
+        let accept = (ACCEPT, HeaderValue::from_static(LISTING_ACCEPT));
+        let headers = if self.provider() == Provider::Http { vec![accept] } else { Vec::new() };
+        let root = Key::root();
+        let request = StoreRequest { action: "list", key: &root, method: Method::GET, url, headers, deadline };
+        let mut response = self.client.send(&request).await?;
+        let status = response.status.as_u16();
+        let (body, is_cut) = response.body.read_up_to(max_bytes, deadline).await?;
+        Ok(ListingResponse { status, body, is_cut })
+    }
+
+    async fn has_object(&self, key: &Key) -> Result<bool, StoreError> {
+        let deadline = self.client.deadline();
+        Ok(matches!(self.request_object("stat", key, Vec::new(), deadline).await?, ObjectAnswer::Found(_)))
+    }
+}
+
+/// Asks Amazon for the region of a bucket.
+///
+/// # Errors
+/// Returns a message if there is no answer, or no such bucket.
+async fn find_region(http: &HttpClient, bucket: &str, timeout: Duration) -> Result<String, String> {
+    let url = format!("https://s3.{DEFAULT_REGION}.amazonaws.com/{bucket}");
+    let request = Request::head(url).body(Full::<Bytes>::default());
+    let request = request.map_err(|error| format!("the name of the bucket is not valid: {error}"))?;
+    let response = tokio::time::timeout(timeout, http.send(request)).await;
+    let response = response.map_err(|_elapsed| "Amazon does not answer".to_owned())?;
+    let response = response.map_err(|error| format!("cannot ask Amazon for the region of the bucket: {error}"))?;
+    let region = response.headers().get("x-amz-bucket-region").and_then(|region| region.to_str().ok());
+    match region {
+        Some(region) => Ok(region.to_owned()),
+        None if response.status() == StatusCode::NOT_FOUND => Err(format!("there is no bucket {bucket:?}")),
+        None => Err(format!("the region of the bucket {bucket:?} is unknown; set store.region")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

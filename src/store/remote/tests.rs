@@ -1,0 +1,243 @@
+//! Tests of [`RemoteStore`] against a server that answers as a script says.
+
+use std::sync::Mutex;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// A server that gives its answers one after the other, each on a connection of its own, and records the requests. After
+/// the last answer, it repeats it.
+struct ScriptedServer {
+    url: String,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl ScriptedServer {
+    async fn start(answers: Vec<String>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let recorded = Arc::clone(&requests);
+        tokio::spawn(async move {
+            let mut number = 0;
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let mut byte = [0];
+                    if socket.read(&mut byte).await.unwrap_or(0) == 0 {
+                        break;
+                    }
+                    head.push(byte[0]);
+                }
+                recorded.lock().unwrap().push(String::from_utf8(head).unwrap().to_ascii_lowercase());
+                let answer: &String = answers.get(number).unwrap_or(&answers[answers.len() - 1]);
+                number += 1;
+                let _ = socket.write_all(answer.as_bytes()).await;
+            }
+        });
+        Self { url, requests }
+    }
+
+    /// Opens a store on the server, which has no further requests than those of the test.
+    fn store(&self, provider: Provider, policy: ForbiddenPolicy) -> RemoteStore {
+        let root = RemoteRoot {
+            provider,
+            bucket: if provider == Provider::Http { String::new() } else { "b".to_owned() },
+            prefix: "v.n5".to_owned(),
+            endpoint: Some(self.url.clone()),
+            region: None,
+            account: None,
+        };
+        let settings = StoreSettings { missing_403: policy, ..StoreSettings::default() };
+        let location = Location::new(&root, &settings, DEFAULT_REGION, None).unwrap();
+        let http = HttpClient::new(&HttpClientOptions::default()).unwrap();
+        let signer = signer::Signer::Anonymous { is_azure: false };
+        let timeout = Duration::from_secs(20);
+        let client = StoreClient::new(location, http, signer, 4, timeout, timeout);
+        let lister = DirectoryLister::s3(&root.prefix, timeout);
+        RemoteStore { client: Arc::new(client), forbidden: ForbiddenKeys::new(policy), lister }
+    }
+
+    fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut *self.requests.lock().unwrap())
+    }
+}
+
+fn answer(status: &str, headers: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}", body.len())
+}
+
+fn found(body: &str) -> String {
+    answer("200 OK", "ETag: \"1\"\r\n", body)
+}
+
+fn error(status: &str, code: &str) -> String {
+    answer(status, "", &format!("<Error><Code>{code}</Code></Error>"))
+}
+
+fn key(path: &str) -> Key {
+    Key::parse(path).unwrap()
+}
+
+async fn read(store: &RemoteStore, path: &str) -> Result<Option<Bytes>, StoreError> {
+    let Some(object) = store_get(store, path, 1 << 20).await? else { return Ok(None) };
+    match object.data {
+        ObjectData::InMemory(bytes) => Ok(Some(bytes)),
+        ObjectData::Open(reader) => reader.read_at(0..object.meta.len).await.map(Some),
+    }
+}
+
+async fn store_get(store: &RemoteStore, path: &str, inline: u64) -> Result<Option<Object>, StoreError> {
+    Store::get(store, &key(path), &InlineLimit::new(inline)).await
+}
+
+#[tokio::test]
+async fn an_object_costs_one_get_and_a_missing_one_too() {
+    let server = ScriptedServer::start(vec![found("block"), error("404 Not Found", "NoSuchKey")]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert_eq!(read(&store, "a/0").await.unwrap().as_deref(), Some(&b"block"[..]));
+    assert_eq!(read(&store, "a/1").await.unwrap(), None);
+    let requests = server.take_requests();
+    assert_eq!(requests.len(), 2);
+    assert!(requests[0].starts_with("get /b/v.n5/a/0 http/1.1\r\n"), "{}", requests[0]);
+}
+
+#[tokio::test]
+async fn reads_of_an_open_object_continue_its_response_and_other_ranges_are_requested_under_its_tag() {
+    let partial = answer("206 Partial Content", "ETag: \"1\"\r\nContent-Range: bytes 6-7/10\r\n", "67");
+    let changed = answer("412 Precondition Failed", "", "");
+    let server = ScriptedServer::start(vec![found("0123456789"), partial, changed]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    let object = store_get(&store, "a", 4).await.unwrap().unwrap();
+    let ObjectData::Open(reader) = object.data else { panic!("it exceeds the limit") };
+    assert_eq!(reader.read_at(0..3).await.unwrap(), "012");
+    assert_eq!(reader.read_at(3..5).await.unwrap(), "34");
+    assert_eq!(server.take_requests().len(), 1);
+    assert_eq!(reader.read_at(6..8).await.unwrap(), "67");
+    let request = server.take_requests().remove(0);
+    assert!(request.contains("range: bytes=6-7\r\n") && request.contains("if-match: \"1\"\r\n"), "{request}");
+    assert!(matches!(reader.read_at(0..2).await, Err(StoreError::Torn(_))));
+}
+
+#[tokio::test]
+async fn a_response_that_breaks_off_is_continued_and_never_taken_as_whole() {
+    let cut = "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: 10\r\n\r\n0123".to_owned();
+    let rest = answer("206 Partial Content", "ETag: \"1\"\r\nContent-Range: bytes 4-9/10\r\n", "456789");
+    let server = ScriptedServer::start(vec![cut.clone(), rest]).await;
+    let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
+    assert_eq!(read(&store, "a").await.unwrap().unwrap(), "0123456789");
+    // A server that cuts every response short.
+    let server = ScriptedServer::start(vec![cut]).await;
+    let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
+    assert!(read(&store, "a").await.is_err());
+    // The rest is of another version.
+    let other = answer("206 Partial Content", "ETag: \"2\"\r\nContent-Range: bytes 4-9/10\r\n", "abcdef");
+    let server = ScriptedServer::start(vec![
+        "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: 10\r\n\r\n0123".to_owned(),
+        other,
+    ])
+    .await;
+    let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
+    assert!(matches!(read(&store, "a").await, Err(StoreError::Torn(_))));
+}
+
+#[tokio::test]
+async fn a_comparison_costs_one_request_also_where_the_store_ignores_conditions() {
+    let unchanged = answer("304 Not Modified", "ETag: \"1\"\r\n", "");
+    let replaced = answer("200 OK", "ETag: \"2\"\r\n", "new");
+    let gone = error("404 Not Found", "NoSuchKey");
+    let server = ScriptedServer::start(vec![found("old"), unchanged, found("old"), replaced, gone]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    let meta = store_get(&store, "a", 100).await.unwrap().unwrap().meta;
+    let known = Some((&*meta.etag, meta.version));
+    assert!(matches!(store.revalidate(&key("a"), known).await, Ok(Revalidation::Unchanged)));
+    assert!(matches!(store.revalidate(&key("a"), known).await, Ok(Revalidation::Unchanged)));
+    let Ok(Revalidation::Current(Some(object))) = store.revalidate(&key("a"), known).await else { panic!("changed") };
+    let ObjectData::Open(reader) = object.data else { panic!("its memory has not been taken yet") };
+    assert_eq!(reader.read_at(0..3).await.unwrap(), "new");
+    assert!(matches!(store.revalidate(&key("a"), known).await, Ok(Revalidation::Current(None))));
+    assert!(matches!(store.revalidate(&key("a"), None).await, Ok(Revalidation::Unchanged)));
+    let requests = server.take_requests();
+    assert_eq!(requests.len(), 6);
+    assert!(requests[1].contains("if-none-match: \"1\"\r\n"), "{}", requests[1]);
+}
+
+#[tokio::test]
+async fn temporary_failures_are_repeated_twice_and_never_become_holes() {
+    let busy = error("503 Slow Down", "SlowDown");
+    let server = ScriptedServer::start(vec![busy.clone(), busy.clone(), found("block")]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert_eq!(read(&store, "a").await.unwrap().unwrap(), "block");
+    assert_eq!(server.take_requests().len(), 3);
+    let server = ScriptedServer::start(vec![busy]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert!(matches!(read(&store, "a").await, Err(StoreError::Throttled(..))));
+    assert_eq!(server.take_requests().len(), 3);
+    // A pause that is too long is left to the client.
+    let server = ScriptedServer::start(vec![answer("429 Too Many Requests", "Retry-After: 30\r\n", "")]).await;
+    let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
+    let error = read(&store, "a").await.unwrap_err();
+    assert!(matches!(error, StoreError::Throttled(_, _, pause) if pause.as_secs() == 30), "{error}");
+    assert_eq!(server.take_requests().len(), 1);
+}
+
+#[tokio::test]
+async fn faults_and_refusals_are_errors() {
+    for (provider, reply) in [
+        (Provider::S3, error("404 Not Found", "NoSuchBucket")),
+        (Provider::S3, error("400 Bad Request", "ExpiredToken")),
+        (Provider::S3, error("403 Forbidden", "InvalidAccessKeyId")),
+        (Provider::S3, error("401 Unauthorized", "AccessDenied")),
+        (Provider::S3, answer("301 Moved Permanently", "Location: http://127.0.0.1:1/b/v.n5/a\r\n", "")),
+        (Provider::Http, answer("302 Found", "Location: http://127.0.0.1:1/v.n5/a/\r\n", "")),
+        (Provider::Http, answer("204 No Content", "", "")),
+        (Provider::Http, answer("200 OK", "Content-Encoding: gzip\r\nETag: \"1\"\r\n", "x")),
+        (Provider::Http, String::new()),
+    ] {
+        let server = ScriptedServer::start(vec![reply.clone()]).await;
+        let store = server.store(provider, ForbiddenPolicy::Always);
+        let is_directory = reply.contains("/v.n5/a/\r\n");
+        match read(&store, "a").await {
+            Ok(None) => assert!(is_directory, "{reply}"),
+            Ok(Some(bytes)) => panic!("{reply}: {bytes:?}"),
+            Err(error) => assert!(!is_directory && !error.hides_object(), "{reply}: {error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_403_means_missing_only_where_the_store_answers_so_for_impossible_keys_and_lets_objects_be_read() {
+    let denied = || error("403 Forbidden", "AccessDenied");
+    let head_denied = || answer("403 Forbidden", "", "");
+    // An object was readable, and an impossible key is denied too.
+    let server = ScriptedServer::start(vec![found("x"), denied(), head_denied(), denied()]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert!(read(&store, "known").await.unwrap().is_some());
+    assert_eq!(read(&store, "hole").await.unwrap(), None);
+    assert_eq!(read(&store, "hole").await.unwrap(), None);
+    assert_eq!(server.take_requests().len(), 4);
+    // Nothing was readable: the rights may have been revoked.
+    let server = ScriptedServer::start(vec![denied(), head_denied()]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert!(matches!(read(&store, "hole").await, Err(StoreError::Denied { .. })));
+    // The store tells missing objects apart: 403 is a refusal.
+    let server = ScriptedServer::start(vec![found("x"), denied(), answer("404 Not Found", "", ""), denied()]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert!(read(&store, "known").await.unwrap().is_some());
+    assert!(matches!(read(&store, "secret").await, Err(StoreError::Denied { .. })));
+    let server = ScriptedServer::start(vec![denied()]).await;
+    assert_eq!(read(&server.store(Provider::S3, ForbiddenPolicy::Always), "hole").await.unwrap(), None);
+    assert!(read(&server.store(Provider::S3, ForbiddenPolicy::Never), "hole").await.is_err());
+}
+
+#[tokio::test]
+async fn a_body_without_a_length_is_read_within_the_limit() {
+    let chunked = "HTTP/1.1 200 OK\r\nConnection: close\r\nETag: \"1\"\r\nTransfer-Encoding: chunked\r\n\r\n\
+                   3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+    let server = ScriptedServer::start(vec![chunked.to_owned()]).await;
+    let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
+    assert_eq!(read(&store, "a").await.unwrap().unwrap(), "abcde");
+    assert!(store_get(&store, "a", 4).await.unwrap_err().to_string().contains("does not announce"));
+}
