@@ -5,7 +5,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use super::bucket_xml::{BucketPage, parse_azure, parse_s3};
 use super::error_document::ErrorAnswer;
 use super::page_reader::{MAX_PAGE_BYTES, PageReader};
-use super::selection::Selection;
+use super::selection::EntrySelection;
 use super::transport::ListingError;
 use super::xml::printable;
 use crate::store::key::Key;
@@ -56,7 +56,7 @@ impl BucketDirectory<'_> {
     pub(super) async fn list(
         &self,
         pages: &PageReader<'_>,
-        selection: &mut Selection<'_>,
+        selection: &mut EntrySelection<'_>,
     ) -> Result<bool, ListingError> {
         let request = selection.request();
         // The marker of the directory takes a place, and one entry more than the limit shows that there are more.
@@ -111,7 +111,7 @@ impl BucketDirectory<'_> {
     async fn offer_earlier_directories(
         &self,
         pages: &PageReader<'_>,
-        selection: &mut Selection<'_>,
+        selection: &mut EntrySelection<'_>,
     ) -> Result<(), ListingError> {
         for name in selection.earlier_directories() {
             if self.has_key_below(pages, &format!("{}{name}/", self.prefix)).await? {

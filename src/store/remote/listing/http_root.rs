@@ -13,7 +13,7 @@ use super::html_index::parse_html;
 use super::index_entry::IndexEntry;
 use super::json_index::{JsonIndex, parse_json};
 use super::page_reader::{INDEX_HEAD_BYTES, MAX_INDEX_BYTES, PageReader};
-use super::selection::Selection;
+use super::selection::EntrySelection;
 use super::transport::{ListingError, ListingResponse};
 use crate::store::key::Key;
 
@@ -27,6 +27,7 @@ const INDEX_QUERY: &str = "?blocks=1&format=json";
 const LAST_NAME: &str = "\u{10ffff}";
 
 /// A root on an HTTP server.
+#[derive(Debug)]
 pub(super) struct HttpRoot {
     origin: Url,
     /// Decoded path of the root, without slashes at its ends.
@@ -78,7 +79,7 @@ impl HttpRoot {
     pub(super) async fn list(
         &self,
         pages: &PageReader<'_>,
-        selection: &mut Selection<'_>,
+        selection: &mut EntrySelection<'_>,
     ) -> Result<bool, ListingError> {
         let key = selection.request().directory;
         let kind = self.kind();
@@ -183,7 +184,7 @@ impl HttpRoot {
     async fn list_index(
         &self,
         pages: &PageReader<'_>,
-        selection: &mut Selection<'_>,
+        selection: &mut EntrySelection<'_>,
     ) -> Result<IndexAnswer, ListingError> {
         let request = selection.request();
         let path = self.path(request.directory);

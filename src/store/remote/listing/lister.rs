@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use super::bucket::{BucketDirectory, BucketProtocol};
+use super::error_document::StoreErrorCode;
 use super::http_root::HttpRoot;
 use super::page_reader::{PageMemory, PageReader};
-use super::selection::{ListingRequest, Selection};
+use super::selection::{EntrySelection, ListingRequest};
 use super::transport::{ListingError, ListingTransport};
 use crate::store::error::StoreError;
 use crate::store::key::Key;
 use crate::store::listing::{EntryFilter, Listing};
 
 /// Lists the directories of one root.
+#[derive(Debug)]
 pub struct DirectoryLister {
     place: Place,
     deadline: Duration,
@@ -19,11 +21,14 @@ pub struct DirectoryLister {
 }
 
 /// Location of a root.
+#[derive(Debug)]
 enum Place {
     Bucket {
         protocol: BucketProtocol,
         /// Prefix of all keys, without slashes at its ends.
         prefix: String,
+        /// As [`DirectoryLister::with_marker`].
+        marker: Option<&'static str>,
     },
     Http(HttpRoot),
 }
@@ -42,7 +47,17 @@ impl DirectoryLister {
 
     fn bucket(protocol: BucketProtocol, prefix: &str, deadline: Duration) -> Self {
         let prefix = prefix.trim_matches('/').to_owned();
-        Self { place: Place::Bucket { protocol, prefix }, deadline, memory: PageMemory::new() }
+        Self { place: Place::Bucket { protocol, prefix, marker: None }, deadline, memory: PageMemory::new() }
+    }
+
+    /// Sets the name of an object that shows that a directory exists, for buckets whose objects may be read but not
+    /// listed. Without it, every call for such a bucket is refused.
+    #[must_use]
+    pub fn with_marker(mut self, name: &'static str) -> Self {
+        if let Place::Bucket { marker, .. } = &mut self.place {
+            *marker = Some(name);
+        }
+        self
     }
 
     /// Creates a lister for an HTTP server, by its origin and the decoded path of the root. `marker` is the name of an
@@ -69,11 +84,15 @@ impl DirectoryLister {
         filter: &EntryFilter,
     ) -> Result<Option<Listing>, ListingError> {
         let pages = PageReader { transport, memory: &self.memory };
-        let mut selection = Selection::new(ListingRequest { directory: key, after, limit, filter });
+        let mut selection = EntrySelection::new(ListingRequest { directory: key, after, limit, filter });
         let exists = self.within_deadline("list", key, async {
             match &self.place {
-                Place::Bucket { protocol, prefix } => {
-                    bucket_directory(*protocol, prefix, key).list(&pages, &mut selection).await
+                Place::Bucket { protocol, prefix, marker } => {
+                    let result = bucket_directory(*protocol, prefix, key).list(&pages, &mut selection).await;
+                    let Some((answer, exists)) = exists_if_denied(&result, &pages, key, *marker).await? else {
+                        return result;
+                    };
+                    if exists { Err(ListingError::CannotList(key.clone(), answer)) } else { Ok(false) }
                 }
                 Place::Http(root) => root.list(&pages, &mut selection).await,
             }
@@ -89,7 +108,11 @@ impl DirectoryLister {
         let pages = PageReader { transport, memory: &self.memory };
         let is_directory = self.within_deadline("find", key, async {
             match &self.place {
-                Place::Bucket { protocol, prefix } => bucket_directory(*protocol, prefix, key).exists(&pages).await,
+                Place::Bucket { protocol, prefix, marker } => {
+                    let result = bucket_directory(*protocol, prefix, key).exists(&pages).await;
+                    let exists = exists_if_denied(&result, &pages, key, *marker).await?;
+                    exists.map_or(result, |(_, exists)| Ok(exists))
+                }
                 Place::Http(root) => root.is_directory(&pages, key).await,
             }
         });
@@ -105,6 +128,28 @@ impl DirectoryLister {
         let result = tokio::time::timeout(self.deadline, work).await;
         result.unwrap_or_else(|_elapsed| Err(StoreError::Timeout(action, key.clone()).into()))
     }
+}
+
+/// Returns true if a directory contains the marker, with the answer of a store that does not permit to list it. Returns
+/// `None` if the store permits it, or if there is no sign that its objects can be read.
+///
+/// # Errors
+/// Returns an error if the store cannot tell, as with credentials that are not valid.
+async fn exists_if_denied(
+    result: &Result<bool, ListingError>,
+    pages: &PageReader<'_>,
+    key: &Key,
+    marker: Option<&str>,
+) -> Result<Option<(String, bool)>, ListingError> {
+    let (Err(ListingError::Refused(answer)), Some(marker)) = (result, marker) else { return Ok(None) };
+    if answer.code != StoreErrorCode::AccessDenied {
+        return Ok(None);
+    }
+    let exists = match key.child(marker) {
+        Ok(object) => pages.transport.has_object(&object).await?,
+        Err(_too_deep) => false,
+    };
+    Ok((exists || !key.is_root()).then(|| (answer.to_string(), exists)))
 }
 
 fn bucket_directory<'a>(protocol: BucketProtocol, prefix: &str, key: &'a Key) -> BucketDirectory<'a> {
@@ -243,25 +288,30 @@ mod tests {
     }
 
     /// Answers every request with the next of some responses, or with the last one.
-    struct Replies(Mutex<Vec<ListingResponse>>);
+    struct Replies {
+        /// The responses, the next one at the end.
+        responses: Mutex<Vec<ListingResponse>>,
+        /// Keys of objects that can be read.
+        objects: Vec<&'static str>,
+    }
 
     impl Replies {
         fn new(replies: &[(u16, &str)]) -> Self {
             let reply =
                 |&(status, body): &(u16, &str)| ListingResponse { status, body: body.to_owned().into(), is_cut: false };
-            Self(Mutex::new(replies.iter().rev().map(reply).collect()))
+            Self { responses: Mutex::new(replies.iter().rev().map(reply).collect()), objects: Vec::new() }
         }
     }
 
     #[async_trait]
     impl ListingTransport for Replies {
         async fn get(&self, _: &str, _: usize) -> Result<ListingResponse, StoreError> {
-            let mut replies = self.0.lock().unwrap();
+            let mut replies = self.responses.lock().unwrap();
             Ok(if replies.len() > 1 { replies.pop().unwrap() } else { replies[0].clone() })
         }
 
-        async fn has_object(&self, _: &Key) -> Result<bool, StoreError> {
-            Ok(false)
+        async fn has_object(&self, key: &Key) -> Result<bool, StoreError> {
+            Ok(self.objects.contains(&key.as_str()))
         }
     }
 
@@ -417,7 +467,6 @@ mod tests {
         assert_eq!(listing.entries[9999], DirEntry { name: "009999".to_owned(), is_directory: true });
         let listing = list(&lister, &bucket, "s0", Some("099998"), 10_000).unwrap().unwrap();
         assert_eq!((names(&listing), listing.has_more, bucket.query_count()), (vec!["099999/".to_owned()], false, 12));
-        let Place::Bucket { .. } = lister.place else { panic!() };
         assert_eq!(lister.memory.free_bytes(), LISTING_BYTES_PER_STORE);
     }
 
@@ -488,6 +537,26 @@ mod tests {
             let error = list(&lister, &Replies::new(&[(200, body)]), "", None, 9).unwrap_err();
             assert!(matches!(error, ListingError::Malformed(..)), "{body}: {error}");
         }
+    }
+
+    #[test]
+    fn a_bucket_that_may_not_be_listed_has_directories_with_the_marker() {
+        let denied = Replies::new(&[(403, "<Error><Code>AccessDenied</Code></Error>")]);
+        let denied = Replies { objects: vec!["a/attributes.json"], ..denied };
+        let lister = DirectoryLister::s3("", DEADLINE);
+        let is_refused = |error: ListingError| matches!(error, ListingError::Refused(_));
+        assert!(is_refused(list(&lister, &denied, "a", None, 9).unwrap_err()));
+        let lister = lister.with_marker("attributes.json");
+        let error = list(&lister, &denied, "a", None, 9).unwrap_err();
+        assert!(matches!(error, ListingError::CannotList(..)), "{error}");
+        assert_eq!(list(&lister, &denied, "b", None, 9).unwrap(), None);
+        let is_directory = |path: &str| run(lister.is_directory(&denied, &key(path)));
+        assert!(is_directory("a").unwrap() && !is_directory("b").unwrap());
+        // Nothing shows that objects below the root can be read.
+        assert!(is_refused(is_directory("").unwrap_err()));
+        let expired = Replies::new(&[(400, "<Error><Code>ExpiredToken</Code></Error>")]);
+        let expired = Replies { objects: vec!["a/attributes.json"], ..expired };
+        assert!(is_refused(run(lister.is_directory(&expired, &key("a"))).unwrap_err()));
     }
 
     #[tokio::test]

@@ -19,6 +19,7 @@ pub const LISTING_BYTES_PER_STORE: usize = 2 * MAX_INDEX_BYTES;
 const UNIT_BYTES: usize = 64 << 10;
 
 /// Memory for the pages of one store. Each store has its own, so that a store that does not answer delays no other.
+#[derive(Debug)]
 pub(super) struct PageMemory(FairSemaphore);
 
 impl PageMemory {

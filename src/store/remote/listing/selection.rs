@@ -32,7 +32,7 @@ pub(super) struct ListingRequest<'a> {
 }
 
 /// Collects the entries of a listing. Entries may be offered in any order and repeatedly.
-pub(super) struct Selection<'a> {
+pub(super) struct EntrySelection<'a> {
     request: ListingRequest<'a>,
     /// The smallest names, with true for directories: at most one more than the limit, to know that there are more.
     smallest: BTreeMap<String, bool>,
@@ -46,7 +46,7 @@ pub(super) struct Selection<'a> {
     omitted_count: u64,
 }
 
-impl<'a> Selection<'a> {
+impl<'a> EntrySelection<'a> {
     pub(super) fn new(request: ListingRequest<'a>) -> Self {
         Self {
             request,
