@@ -86,6 +86,25 @@ impl Viewport {
     }
 }
 
+/// What the users of a walk request.
+#[derive(Clone, Copy)]
+pub(crate) enum Requests {
+    Blocks,
+    Slices,
+    /// Every second user requests slices, the others blocks.
+    Both,
+}
+
+impl Requests {
+    fn includes_slices(self, user: usize) -> bool {
+        match self {
+            Self::Blocks => false,
+            Self::Slices => true,
+            Self::Both => user % 2 == 1,
+        }
+    }
+}
+
 /// A user, who either requests stored blocks that are not on the screen yet, or a slice at every step.
 struct User {
     requests_slices: bool,
@@ -104,13 +123,13 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Returns users at their first places. Every second one requests slices.
-    pub(crate) fn new(users: usize, seed: u64) -> Self {
+    /// Returns users at their first places.
+    pub(crate) fn new(users: usize, requests: Requests, seed: u64) -> Self {
         let (mut random, volumes, places) = (Random::new(seed), Zipf::new(VOLUMES), Zipf::new(PLACES));
         let users = (0..users).map(|user| {
             let volume = volumes.choose(&mut random);
             let viewport = jump(&mut random, volume, &places);
-            User { requests_slices: user % 2 == 1, viewport, goes_down: user % 4 < 2 }
+            User { requests_slices: requests.includes_slices(user), viewport, goes_down: user % 4 < 2 }
         });
         let users = users.collect();
         Self { random, volumes, places, users, blocks: Vec::new() }
@@ -197,7 +216,7 @@ mod tests {
 
     /// Returns the blocks and the URL of every request of a walk.
     fn requests(users: usize, steps: usize, seed: u64) -> Vec<(u64, Vec<BlockKey>)> {
-        let (mut walk, mut found) = (Walk::new(users, seed), Vec::new());
+        let (mut walk, mut found) = (Walk::new(users, Requests::Both, seed), Vec::new());
         for step in 0..steps {
             walk.step(step, |request| found.push((request.url, request.blocks.to_vec())));
         }
@@ -212,7 +231,7 @@ mod tests {
 
     #[test]
     fn every_block_is_in_its_volume_and_no_viewer_of_blocks_requests_what_it_sees() {
-        let mut walk = Walk::new(10, 3);
+        let mut walk = Walk::new(10, Requests::Both, 3);
         let mut levels = HashSet::new();
         for step in 0..20_000 {
             let mut seen = HashSet::new();
