@@ -115,8 +115,10 @@ impl RemoteStore {
                 .to_owned());
         }
         let lister = match root.provider {
-            Provider::S3 | Provider::Google | Provider::Memory => DirectoryLister::s3(&root.prefix, call_timeout),
-            Provider::Azure => DirectoryLister::azure(&root.prefix, call_timeout),
+            Provider::S3 | Provider::Google | Provider::Memory => {
+                DirectoryLister::s3(&root.prefix, call_timeout).with_marker(ATTRIBUTES)
+            }
+            Provider::Azure => DirectoryLister::azure(&root.prefix, call_timeout).with_marker(ATTRIBUTES),
             Provider::Http => DirectoryLister::http(&location.origin, &root.prefix, ATTRIBUTES, call_timeout)
                 .map_err(|error| format!("the address is not a URL: {error}"))?,
         };
