@@ -112,12 +112,12 @@ pub(super) struct Cli {
 #[derive(Debug, Clone, Default, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "one for each command-line switch")]
 pub(super) struct ServeArgs {
-    /// Directory of a container, or NAME=DIRECTORY
+    /// Directory or address (s3://BUCKET/PATH, gs://, az://, https://) of a container, or NAME=ROOT
     ///
-    /// Several containers are served under their names; without NAME, a container has the name of its directory, without
-    /// ".n5". The containers replace those of the configuration. An argument is a plain path if the part before its first
-    /// "=" contains a slash, or if it names an existing directory. Without any container, here or in the configuration, a
-    /// small demo container is served.
+    /// Several containers are served under their names; without NAME, a container has the name of its directory, or the
+    /// last part of its address, without ".n5". The containers replace those of the configuration. An argument is a plain
+    /// path or address if the part before its first "=" contains a slash, or if it names an existing directory. Without
+    /// any container, here or in the configuration, a small demo container is served.
     #[arg(value_name = "ROOT")]
     pub(super) roots: Vec<OsString>,
 

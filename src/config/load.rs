@@ -198,8 +198,17 @@ impl ConfigMerger {
             }
         }
         let names = container_names(&roots, &sources.reserved);
-        let ContainerDefaults { cache_control, symlinks, must_be_mount, entity_tag, store } =
-            &config.container_defaults;
+        let ContainerDefaults {
+            cache_control,
+            symlinks,
+            must_be_mount,
+            entity_tag,
+            recheck_cached_metadata,
+            recheck_cached_data,
+            remember_missing,
+            immutable,
+            store,
+        } = &config.container_defaults;
         let container = |(name, (_, root)): (String, (String, RootAddress))| ContainerConfig {
             name,
             root,
@@ -207,6 +216,10 @@ impl ConfigMerger {
             symlinks: *symlinks,
             must_be_mount: *must_be_mount,
             entity_tag: *entity_tag,
+            recheck_cached_metadata: *recheck_cached_metadata,
+            recheck_cached_data: *recheck_cached_data,
+            remember_missing: *remember_missing,
+            immutable: *immutable,
             store: store.clone(),
         };
         config.containers = names.into_iter().zip(roots).map(container).collect();
@@ -436,8 +449,11 @@ fn suggest(message: &str, known: Option<&str>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::sections::{EntityTagSource, LogFormat, SymlinkPolicy};
-    use super::super::values::{CacheControl, ListenAddress};
+    use super::super::store_settings::{AddressingStyle, CredentialSource};
+    use super::super::values::{CacheControl, ListenAddress, RevalidationPolicy};
     use super::*;
 
     fn from_file(text: &str) -> ConfigSources {
@@ -572,6 +588,86 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_a_store_are_inherited_one_by_one() {
+        let text = "[container_defaults.store]\nregion = 'us-west-2'\ntimeout = '5s'\n\
+                    [[containers]]\nname = 'a'\nroot = 's3://b/a.n5'\n[containers.store]\ntimeout = '9s'\npath_style = true\n\
+                    [[containers]]\nname = 'b'\nroot = '/b'\nstore.credentials = 'profile:lab'\n";
+        let mut sources = from_file(text);
+        sources.environment = vec![("N5_CONTAINER_DEFAULTS__STORE__CONCURRENCY".into(), "7".into())];
+        let config = Config::load(&sources).unwrap();
+        let store = |index: usize| &config.containers[index].store;
+        assert_eq!((store(0).region.as_str(), store(0).timeout), ("us-west-2", Duration::from_secs(9)));
+        assert_eq!((store(0).path_style, store(0).concurrency), (AddressingStyle::Path, 7));
+        assert_eq!((store(1).timeout, &store(1).path_style), (Duration::from_secs(5), &AddressingStyle::Auto));
+        assert_eq!(store(1).credentials, CredentialSource::Profile("lab".into()));
+        assert_eq!(Config::load(&from_file(&config.to_toml().unwrap())).unwrap(), config);
+    }
+
+    #[test]
+    fn faults_in_the_settings_of_a_store_are_reported_where_they_were_written() {
+        let text = "[[containers]]\nroot = 's3://b/a.n5'\n[containers.store]\ntimout = '9s'\ncredentials = 'AKIASECRET'\n\
+                    [container_defaults.store]\nconcurrency = 0\nendpoint = 'https://u:hunter2@host'\nregions = ''\n\
+                    [container_defaults]\nremember_missing = '10'\nrecheck_cached_data = 'often'";
+        let error = load_error(&from_file(text));
+        for line in [
+            "lab.toml:4: containers[0].store.timout: unknown key; did you mean store.timeout?",
+            "lab.toml:5: containers[0].store.credentials: is not a source of credentials: write",
+            "lab.toml:7: container_defaults.store.concurrency: 0 is too small, the minimum is 1",
+            "lab.toml:8: container_defaults.store.endpoint: is not a base URL",
+            "lab.toml:9: container_defaults.store.regions: unknown key; did you mean container_defaults.store.region?",
+            "lab.toml:11: container_defaults.remember_missing: \"10\" is not a duration",
+            "lab.toml:12: container_defaults.recheck_cached_data: \"often\" is not a recheck policy",
+        ] {
+            assert!(error.contains(line), "{line}: {error}");
+        }
+        assert!(!error.contains("AKIASECRET") && !error.contains("hunter2"), "{error}");
+        let section = load_error(&from_file("[container_defaults]\nstore = 5"));
+        assert!(section.contains("is a section: write its keys as container_defaults.store.KEY"), "{section}");
+    }
+
+    #[test]
+    fn an_address_with_credentials_is_refused_without_being_repeated() {
+        let address = "https://user:hunter2@host/c?token=hunter2";
+        let roots = ConfigSources { roots: vec![("em".into(), address.into())], ..ConfigSources::default() };
+        for sources in [
+            roots,
+            from_file(&format!("[[containers]]\nroot = '{address}'")),
+            environment(&[("N5_CONTAINERS", &format!("a={address}"))]),
+            set(&[&format!("containers=a={address}")]),
+        ] {
+            let error = load_error(&sources);
+            assert!(error.contains("contains credentials") && error.contains("store.credentials"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn remote_containers_are_compared_less_often_than_local_ones() {
+        let after = |seconds| RevalidationPolicy::After(Duration::from_secs(seconds));
+        let policies = |text: &str, root: &str| {
+            let mut sources = from_file(text);
+            sources.roots = vec![(String::new(), root.into())];
+            let config = Config::load(&sources).unwrap();
+            let (container, cache) = (&config.containers[0], &config.cache);
+            let metadata = container.metadata_policy(cache.recheck_cached_metadata);
+            (metadata, container.data_policy(cache.recheck_cached_data), container.missing_policy())
+        };
+        let (always, never) = (RevalidationPolicy::Always, RevalidationPolicy::Never);
+        assert_eq!(policies("", "/data"), (always, always, None));
+        assert_eq!(policies("", "s3://b/c"), (after(60), after(3600), Some(after(60))));
+        let text = "[container_defaults]\nrecheck_cached_metadata = '1s'\nrecheck_cached_data = 'never'\nremember_missing = '2s'";
+        for root in ["/data", "s3://b/c"] {
+            assert_eq!(policies(text, root), (after(1), never, Some(after(2))), "{root}");
+        }
+        let immutable = "[container_defaults]\nimmutable = true\nrecheck_cached_data = '1s'";
+        assert_eq!(policies(immutable, "/data"), (never, never, None));
+        assert_eq!(policies(immutable, "s3://b/c"), (never, never, Some(never)));
+        let cache = "[cache]\nrecheck_cached_metadata = '5s'";
+        assert_eq!(policies(cache, "/data").0, after(5));
+        assert_eq!(policies(cache, "s3://b/c").0, after(60));
+    }
+
+    #[test]
     fn unknown_keys_are_reported_with_origin_and_suggestion() {
         let file = from_file("[cache]\n\ndecodedd = '1MiB'\n");
         assert_eq!(
@@ -659,6 +755,18 @@ colour = true
     fn the_example_is_valid() {
         let config = Config::load(&from_file(include_str!("../../config/example.toml"))).unwrap();
         assert_eq!(config.containers.len(), 2);
+    }
+
+    #[test]
+    fn the_example_is_valid_with_its_remote_containers() {
+        let uncomment = |line: &'static str| match line.strip_prefix('#') {
+            Some(rest) if rest.starts_with(|c: char| c == '[' || c.is_ascii_lowercase()) => rest,
+            _ => line,
+        };
+        let text = include_str!("../../config/example.toml").lines().map(uncomment).collect::<Vec<_>>().join("\n");
+        let config = Config::load(&from_file(&text)).unwrap();
+        let roots: Vec<String> = config.containers.iter().map(|container| container.root.to_string()).collect();
+        assert_eq!(roots.iter().filter(|root| root.contains("://")).count(), 5, "{roots:?}");
     }
 
     #[test]

@@ -16,7 +16,8 @@ mod values;
 
 pub use load::{ConfigFile, ConfigSources};
 pub use memory_bounds::{
-    MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER, SEND_QUEUES_BYTES, SHARED_DISK_THREADS,
+    KNOWN_MISSING_BYTES, MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER, SEND_QUEUES_BYTES,
+    SHARED_DISK_THREADS,
 };
 pub use root_address::{Provider, RemoteRoot, RootAddress};
 pub use roots::{short_name, split_root};

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::sections::ContainerDefaults;
-use super::values::{self, as_text};
+use super::values;
 
 /// Section `[containers.store]`: access to the store of a remote container. Local directories do not use it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,11 +141,17 @@ pub enum ForbiddenPolicy {
     Never,
 }
 
-as_text!(CredentialSource);
+impl TryFrom<String> for CredentialSource {
+    type Error = String;
 
-impl Default for StoreSettings {
-    fn default() -> Self {
-        ContainerDefaults::default().store
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<CredentialSource> for String {
+    fn from(source: CredentialSource) -> Self {
+        source.to_string()
     }
 }
 

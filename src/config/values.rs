@@ -244,6 +244,57 @@ impl fmt::Display for RevalidationPolicy {
     }
 }
 
+/// Policies for comparing cached entries, or `auto`, which is `None`.
+pub(super) mod auto_policy {
+    use serde::{Deserializer, Serializer};
+
+    use crate::config::values::RevalidationPolicy;
+
+    pub(crate) fn serialize<S: Serializer>(
+        policy: &Option<RevalidationPolicy>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        crate::config::values::serialize_auto(policy.as_ref(), serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<RevalidationPolicy>, D::Error> {
+        crate::config::values::parse_text(deserializer, |text| crate::config::values::parse_auto(text, str::parse))
+    }
+}
+
+/// Durations, or `auto`, which is `None`.
+pub(super) mod auto_duration {
+    use std::time::Duration;
+
+    use serde::{Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        crate::config::values::serialize_auto(duration.map(humantime::format_duration), serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        crate::config::values::parse_text(deserializer, |text| {
+            crate::config::values::parse_auto(text, crate::config::values::duration::parse)
+        })
+    }
+}
+
+fn serialize_auto<S: serde::Serializer>(value: Option<impl fmt::Display>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => serializer.collect_str(&value),
+        None => serializer.serialize_str("auto"),
+    }
+}
+
+fn parse_auto<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+    if text == "auto" {
+        return Ok(None);
+    }
+    parse(text).map(Some).map_err(|message| format!("{message}; or \"auto\""))
+}
+
 /// Makes serde read a type with its `FromStr`, and write it with its `Display`.
 macro_rules! as_text {
     ($($name:ident),*) => {$(
@@ -262,8 +313,6 @@ macro_rules! as_text {
         }
     )*};
 }
-
-pub(super) use as_text;
 
 as_text!(ListenAddress, CacheControl, RevalidationPolicy);
 

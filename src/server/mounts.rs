@@ -58,8 +58,10 @@ pub(super) struct MountedContainer {
 }
 
 impl MountedContainer {
-    /// Mounts the container of `config`, which is at `location`. If it is among `previous`, it keeps its cached data.
+    /// Mounts the container of `config`, one of the containers of `server_config`, which is at `location`. If it is
+    /// among `previous`, it keeps its cached data.
     fn new(
+        server_config: &Config,
         config: &ContainerConfig,
         mut location: ContainerLocation,
         open_lock: Arc<Mutex<()>>,
@@ -88,6 +90,7 @@ impl MountedContainer {
             }
             _ => {}
         }
+        let container = container.configured(server_config, config);
         let mut mount = mount(&config.name, container, config.cache_control);
         mount.title = short_name(&config.root);
         Self { mount, config: config.clone(), location, open_lock }
@@ -152,10 +155,10 @@ pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow
             errors.push(format!("{why:#}"));
             ContainerLocation::Unopened
         });
-        mounts.push(MountedContainer::new(container, location, open_lock, resources, &[]));
+        mounts.push(MountedContainer::new(config, container, location, open_lock, resources, &[]));
     }
     if config.containers.is_empty() {
-        mounts.push(mount_demo(resources, &[]));
+        mounts.push(mount_demo(config, resources, &[]));
     } else if errors.len() == config.containers.len() {
         bail!(errors.join("; "));
     }
@@ -192,13 +195,13 @@ pub(super) async fn reconfigured(
     resources: &Arc<Resources>,
 ) -> anyhow::Result<Vec<MountedContainer>> {
     if config.containers.is_empty() {
-        return Ok(vec![mount_demo(resources, current)]);
+        return Ok(vec![mount_demo(config, resources, current)]);
     }
     let call_timeout = storage_call_timeout(config);
     let results = join_all(config.containers.iter().map(|container| reopen(current, container, call_timeout))).await;
     let mounts = config.containers.iter().zip(results).map(|(container, result)| {
         let (location, open_lock) = result?;
-        Ok(MountedContainer::new(container, location, open_lock, resources, current))
+        Ok(MountedContainer::new(config, container, location, open_lock, resources, current))
     });
     mounts.collect()
 }
@@ -229,7 +232,7 @@ pub(super) async fn retry_unopened(
             tracing::info!(container = describe(container), "can be opened now");
         }
         let location = location.unwrap_or_else(|| mounted.location.clone());
-        MountedContainer::new(container, location, Arc::clone(&mounted.open_lock), resources, current)
+        MountedContainer::new(config, container, location, Arc::clone(&mounted.open_lock), resources, current)
     });
     Some(mounts.collect())
 }
@@ -291,9 +294,9 @@ fn check_still_mounted(
 }
 
 /// Mounts the demo container at the root.
-fn mount_demo(resources: &Arc<Resources>, previous: &[MountedContainer]) -> MountedContainer {
+fn mount_demo(server_config: &Config, resources: &Arc<Resources>, previous: &[MountedContainer]) -> MountedContainer {
     let config = ContainerConfig::default();
-    MountedContainer::new(&config, ContainerLocation::Demo, Arc::default(), resources, previous)
+    MountedContainer::new(server_config, &config, ContainerLocation::Demo, Arc::default(), resources, previous)
 }
 
 /// Opens `container` within `timeout`.

@@ -52,10 +52,13 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// file, which lists them, is not among them.
 const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks token_file policy caller"),
-    ("cache", "block_load blocks datasets objects eviction validated budget buffers error read_options freshness"),
+    (
+        "cache",
+        "block_load blocks datasets objects eviction validated budget buffers error read_options known_missing freshness",
+    ),
     ("cli", "run healthcheck inspect serve verify command_help arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),
-    ("config", "load roots memory_bounds summary validate store_settings sections root_address values similar"),
+    ("config", "load roots memory_bounds summary validate sections store_settings root_address values similar"),
     (
         "conn",
         "listener connections hyper_connection fast_connection header_filter http2 connection_memory peers reply_writer serving_snapshot signals tls metered_socket send_queue so_meminfo socket threshold_pool workers",
