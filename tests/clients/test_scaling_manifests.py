@@ -132,6 +132,10 @@ def test_the_front_tier_reads_containers_of_the_inner_tier_through_the_balancer(
         for container in front["containers"]:
             prefix, _, name = container["root"].rpartition("/")
             assert prefix == f"http://{host}:8081/n5" and name in names
+    # docs/SCALING.md, Freshness, has the times of both.
+    freshness = [{key: value for key, value in tomllib.loads(front)["containers"][0].items() if key not in ("name", "root")}
+                 for _, front, _ in (in_kubernetes, in_compose)]  # fmt: skip
+    assert freshness[0] == freshness[1] and freshness[0].keys() == {"recheck_cached_metadata", "recheck_cached_data", "remember_missing"}
     for settings in in_compose[1:]:
         assert tomllib.loads(settings)["server"]["trusted_proxies"] == [address]
 
