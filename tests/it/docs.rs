@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::support::writer::N5;
 use crate::support::{Client, skip_without};
 
-const DOCUMENTS: [&str; 22] = [
+const DOCUMENTS: [&str; 23] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
@@ -41,6 +41,7 @@ const DOCUMENTS: [&str; 22] = [
     "docs/PERFORMANCE.md",
     "docs/PROBLEMS.md",
     "docs/SCALING.md",
+    "docs/STORES.md",
     "docs/VERIFY.md",
 ];
 
