@@ -88,7 +88,8 @@ impl KnownMissing {
         hash.update(&[kind as u8]);
         hash.update(key.as_str().as_bytes());
         let hash = hash.digest128();
-        ((hash >> 64) as u64, (hash & u128::from(u64::MAX)) as u64)
+        let half = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).unwrap_or_default();
+        (half(hash >> 64), half(hash))
     }
 
     fn shard(&self, name: (u64, u64)) -> Option<MutexGuard<'_, MissingShard>> {
