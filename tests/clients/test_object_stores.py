@@ -231,7 +231,7 @@ def test_tensorstore_reads_every_view_of_a_remote_root(store):
 
 def test_the_configuration_in_the_documentation_is_valid(tmp_path):
     text = (support.REPO / "docs/STORES.md").read_text()
-    example, _ = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    [example] = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     secrets = dict(re.findall(r"^For `/run/secrets/(\w+)`:\n\n((?:    .*\n)+)", text, re.MULTILINE))
     assert secrets.keys() == {"minio", "azure"}
     for name, lines in (secrets | {"atlas-token": "n5t_example"}).items():
