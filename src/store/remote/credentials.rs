@@ -136,16 +136,16 @@ pub(super) fn find(root: &RemoteRoot, settings: &StoreSettings, variables: &Vari
         let value = names.iter().find_map(|name| variables.get(name));
         value.filter(|_| used).map(str::to_owned)
     };
-    let region = match &settings.credentials {
-        CredentialSource::Profile(name) => finder.profile_region(name),
-        _ => variable(&["AWS_REGION", "AWS_DEFAULT_REGION"]),
+    let region = if let CredentialSource::Profile(name) = &settings.credentials {
+        finder.profile_region(name)
+    } else {
+        variable(&["AWS_REGION", "AWS_DEFAULT_REGION"])
     };
-    let account = match &settings.credentials {
-        CredentialSource::File(path) if root.provider == Provider::Azure => {
-            let text = read_small_file(path).map_err(|why| format!("{}: {why}", path.display()))?;
-            azure_account(&Variables::parse(&text)?)
-        }
-        _ => azure_account(variables),
+    let account = if let (CredentialSource::File(path), Provider::Azure) = (&settings.credentials, root.provider) {
+        let text = read_small_file(path).map_err(|why| format!("{}: {why}", path.display()))?;
+        azure_account(&Variables::parse(&text)?)
+    } else {
+        azure_account(variables)
     };
     Ok(Credentials { source, region, account: root.account.clone().or(account) })
 }
@@ -184,12 +184,14 @@ impl Finder<'_> {
         match found {
             Some(found) => Ok(found),
             None if is_optional => Ok(FoundSource::Anonymous),
-            None => Err(match self.root.provider {
-                Provider::Http => "an HTTP server has no credentials in the environment; name the file of a token by \
-                                   store.credentials = \"file:PATH\""
-                    .to_owned(),
-                _ => "the environment names no credentials, but store.credentials = \"env\" asks for them".to_owned(),
-            }),
+            None if self.root.provider == Provider::Http => {
+                Err("an HTTP server has no credentials in the environment; name the file of a token by \
+                     store.credentials = \"file:PATH\""
+                    .to_owned())
+            }
+            None => {
+                Err("the environment names no credentials, but store.credentials = \"env\" asks for them".to_owned())
+            }
         }
     }
 
@@ -399,20 +401,19 @@ fn s3_provider(
 
 /// Returns true if a setting of `object_store` is part of credentials, and not of requests.
 fn is_credential(key: AmazonS3ConfigKey) -> bool {
-    #[expect(clippy::wildcard_enum_match_arm, reason = "the settings of requests are not taken from variables")]
-    match key {
+    matches!(
+        key,
         AmazonS3ConfigKey::AccessKeyId
-        | AmazonS3ConfigKey::SecretAccessKey
-        | AmazonS3ConfigKey::Token
-        | AmazonS3ConfigKey::WebIdentityTokenFile
-        | AmazonS3ConfigKey::RoleArn
-        | AmazonS3ConfigKey::RoleSessionName
-        | AmazonS3ConfigKey::StsEndpoint
-        | AmazonS3ConfigKey::ContainerCredentialsRelativeUri
-        | AmazonS3ConfigKey::ContainerCredentialsFullUri
-        | AmazonS3ConfigKey::ContainerAuthorizationTokenFile => true,
-        _ => false,
-    }
+            | AmazonS3ConfigKey::SecretAccessKey
+            | AmazonS3ConfigKey::Token
+            | AmazonS3ConfigKey::WebIdentityTokenFile
+            | AmazonS3ConfigKey::RoleArn
+            | AmazonS3ConfigKey::RoleSessionName
+            | AmazonS3ConfigKey::StsEndpoint
+            | AmazonS3ConfigKey::ContainerCredentialsRelativeUri
+            | AmazonS3ConfigKey::ContainerCredentialsFullUri
+            | AmazonS3ConfigKey::ContainerAuthorizationTokenFile
+    )
 }
 
 fn google_provider(
@@ -465,18 +466,17 @@ fn azure_provider(
 
 /// Returns true if a setting of `object_store` is part of credentials, and not of requests.
 fn is_azure_credential(key: AzureConfigKey) -> bool {
-    #[expect(clippy::wildcard_enum_match_arm, reason = "the settings of requests are not taken from variables")]
-    match key {
+    matches!(
+        key,
         AzureConfigKey::AccessKey
-        | AzureConfigKey::SasKey
-        | AzureConfigKey::Token
-        | AzureConfigKey::ClientId
-        | AzureConfigKey::ClientSecret
-        | AzureConfigKey::AuthorityId
-        | AzureConfigKey::AuthorityHost
-        | AzureConfigKey::FederatedTokenFile => true,
-        _ => false,
-    }
+            | AzureConfigKey::SasKey
+            | AzureConfigKey::Token
+            | AzureConfigKey::ClientId
+            | AzureConfigKey::ClientSecret
+            | AzureConfigKey::AuthorityId
+            | AzureConfigKey::AuthorityHost
+            | AzureConfigKey::FederatedTokenFile
+    )
 }
 
 /// Returns an error if a value cannot be part of a header.

@@ -13,9 +13,6 @@ use super::super::key::Key;
 use super::listing::{ErrorAnswer, StoreErrorCode};
 use crate::config::ForbiddenPolicy;
 
-/// Time for which an object that was readable proves that the store still lets objects be read.
-const PROOF_LIFETIME: Duration = Duration::from_secs(5);
-
 /// Minimum interval between two records of a readable object.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -53,14 +50,19 @@ impl ForbiddenKeys {
         Some(self.policy).filter(|policy| is_denial && *policy != ForbiddenPolicy::Never)
     }
 
-    /// Records that an object was readable.
-    pub(super) fn record_readable(&self, key: &Key) {
+    /// Records that an object was readable by a request that began at `started`.
+    pub(super) fn record_readable(&self, key: &Key, started: Instant) {
         // A record that is being made by another thread suffices.
         let Ok(mut readable) = self.readable.try_lock() else { return };
-        let now = Instant::now();
-        if readable.as_ref().is_none_or(|(_, since)| now.saturating_duration_since(*since) >= RECORD_INTERVAL) {
-            *readable = Some((key.clone(), now));
+        let age = readable.as_ref().map(|(_, since)| started.saturating_duration_since(*since));
+        if age.is_none_or(|age| age >= RECORD_INTERVAL) {
+            *readable = Some((key.clone(), started));
         }
+    }
+
+    /// Records that the object that was readable was still readable by a request that began at `started`.
+    pub(super) fn confirm_readable(&self, key: Key, started: Instant) {
+        *self.readable.lock().unwrap_or_else(PoisonError::into_inner) = Some((key, started));
     }
 
     /// Forgets an object that is no longer readable or has been removed.
@@ -69,10 +71,9 @@ impl ForbiddenKeys {
         readable.take_if(|(known, _)| known == key);
     }
 
-    /// Returns an object that was readable, and true if that was so recently that it need not be asked for again.
-    pub(super) fn readable(&self) -> Option<(Key, bool)> {
-        let readable = self.readable.lock().unwrap_or_else(PoisonError::into_inner);
-        readable.as_ref().map(|(key, since)| (key.clone(), since.elapsed() < PROOF_LIFETIME))
+    /// Returns an object that was readable, and the time at which the request for it began.
+    pub(super) fn readable(&self) -> Option<(Key, Instant)> {
+        self.readable.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns true if the store answers 403 for a key that cannot exist. `ask` asks it.

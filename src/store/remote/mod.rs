@@ -56,6 +56,9 @@ const MAX_DISCARDED_BYTES: usize = 256 << 10;
 /// Maximum size of an object whose length a server does not announce.
 const MAX_UNANNOUNCED_BYTES: u64 = 16 << 20;
 
+/// Time for which an object that was readable shows that the store is well.
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+
 /// A container in an object store or on an HTTP server.
 pub struct RemoteStore {
     client: Arc<StoreClient>,
@@ -73,7 +76,7 @@ impl fmt::Debug for RemoteStore {
 enum ObjectAnswer {
     Missing,
     Unchanged,
-    Found(StoreResponse),
+    Found(Box<StoreResponse>),
 }
 
 impl RemoteStore {
@@ -148,15 +151,16 @@ impl RemoteStore {
         }
         let url = self.client.location.object_url(key);
         let request = StoreRequest { action, key, method: Method::GET, url, headers, deadline };
+        let started = Instant::now();
         let response = self.client.send(&request).await?;
         match response.status {
             StatusCode::OK => {
-                self.forbidden.record_readable(key);
+                self.forbidden.record_readable(key, started);
                 check_encoding(key, &response.headers)?;
-                return Ok(ObjectAnswer::Found(response));
+                return Ok(ObjectAnswer::Found(Box::new(response)));
             }
             StatusCode::NOT_MODIFIED => {
-                self.forbidden.record_readable(key);
+                self.forbidden.record_readable(key, started);
                 return Ok(ObjectAnswer::Unchanged);
             }
             status if status.is_redirection() && self.is_directory_redirect(key, &response) => {
@@ -165,15 +169,10 @@ impl RemoteStore {
             _ => {}
         }
         let answer = response.into_answer(deadline).await;
-        let is_missing = match answer.code {
-            StoreErrorCode::NoSuchObject => true,
-            // An HTTP server that passes requests on to a bucket may hide all errors behind 404.
-            StoreErrorCode::NoSuchBucket => false,
-            _ => match self.forbidden.policy_for(&answer) {
-                Some(ForbiddenPolicy::Always) => true,
-                Some(ForbiddenPolicy::Auto) => self.denial_means_missing(deadline).await?,
-                Some(ForbiddenPolicy::Never) | None => false,
-            },
+        let is_missing = match self.forbidden.policy_for(&answer) {
+            Some(ForbiddenPolicy::Always) => true,
+            Some(ForbiddenPolicy::Auto) => self.denial_means_missing(deadline).await?,
+            Some(ForbiddenPolicy::Never) | None => answer.code == StoreErrorCode::NoSuchObject,
         };
         if is_missing { Ok(ObjectAnswer::Missing) } else { Err(error_of_answer(action, key, &answer, None)) }
     }
@@ -193,21 +192,25 @@ impl RemoteStore {
             let Ok(key) = Key::root().child(IMPOSSIBLE_NAME) else { return Ok(false) };
             Ok(self.status_of(&key, deadline).await? == StatusCode::FORBIDDEN)
         };
-        Ok(self.forbidden.hides_missing(ask).await? && self.is_readable(deadline).await?.unwrap_or(false))
+        // The rights may have been revoked a moment ago, so an object must be readable after the denial.
+        let denied = Instant::now();
+        Ok(self.forbidden.hides_missing(ask).await? && self.is_readable(denied, deadline).await?.unwrap_or(false))
     }
 
-    /// Returns true if an object that was readable still is. Returns `None` if none has been read yet.
-    async fn is_readable(&self, deadline: Instant) -> Result<Option<bool>, StoreError> {
+    /// Returns true if an object that was readable still is, by a request that began after `since`. Returns `None` if
+    /// none has been read yet. One request serves all callers that wait for it.
+    async fn is_readable(&self, since: Instant, deadline: Instant) -> Result<Option<bool>, StoreError> {
         let _checking = self.forbidden.checking.lock().await;
-        let Some((key, is_recent)) = self.forbidden.readable() else { return Ok(None) };
-        if is_recent {
+        let Some((key, confirmed)) = self.forbidden.readable() else { return Ok(None) };
+        if confirmed >= since {
             return Ok(Some(true));
         }
+        let started = Instant::now();
         let status = self.status_of(&key, deadline).await?;
-        match status {
-            StatusCode::OK => self.forbidden.record_readable(&key),
-            StatusCode::NOT_FOUND => self.forbidden.forget(&key),
-            _ => {}
+        if status == StatusCode::OK {
+            self.forbidden.confirm_readable(key, started);
+        } else if status == StatusCode::NOT_FOUND {
+            self.forbidden.forget(&key);
         }
         Ok(Some(status == StatusCode::OK))
     }
@@ -273,11 +276,12 @@ impl Store for RemoteStore {
         }
         let url = self.client.location.object_url(key);
         let request = StoreRequest { action: "stat", key, method: Method::HEAD, url, headers: Vec::new(), deadline };
+        let started = Instant::now();
         let response = self.client.send(&request).await?;
         if response.status == StatusCode::OK
             && let Some(len) = content_length(&response.headers)
         {
-            self.forbidden.record_readable(key);
+            self.forbidden.record_readable(key, started);
             return Ok(Some(Validators::of(&response.headers).meta(len)));
         }
         drop(response);
@@ -295,7 +299,7 @@ impl Store for RemoteStore {
         let deadline = self.client.deadline();
         match self.request_object("read", key, Vec::new(), deadline).await? {
             ObjectAnswer::Missing | ObjectAnswer::Unchanged => Ok(None),
-            ObjectAnswer::Found(response) => self.to_object(key, response, inline, deadline).await.map(Some),
+            ObjectAnswer::Found(response) => self.to_object(key, *response, inline, deadline).await.map(Some),
         }
     }
 
@@ -318,7 +322,7 @@ impl Store for RemoteStore {
             }
             return Ok(Revalidation::Unchanged);
         }
-        let object = RemoteObject::new(Arc::clone(&self.client), key, response, len);
+        let object = RemoteObject::new(Arc::clone(&self.client), key, *response, len);
         Ok(Revalidation::Current(Some(Object { meta, data: ObjectData::Open(Arc::new(object)) })))
     }
 
@@ -350,7 +354,8 @@ impl Store for RemoteStore {
 
     async fn probe(&self) -> Result<(), StoreError> {
         let deadline = self.client.deadline();
-        if self.is_readable(deadline).await? == Some(true) {
+        let recently = Instant::now().checked_sub(PROBE_INTERVAL).unwrap_or_else(Instant::now);
+        if self.is_readable(recently, deadline).await? == Some(true) {
             return Ok(());
         }
         let Ok(key) = Key::root().child(ATTRIBUTES) else { return Ok(()) };

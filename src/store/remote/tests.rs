@@ -212,12 +212,17 @@ async fn a_403_means_missing_only_where_the_store_answers_so_for_impossible_keys
     let denied = || error("403 Forbidden", "AccessDenied");
     let head_denied = || answer("403 Forbidden", "", "");
     // An object was readable, and an impossible key is denied too.
-    let server = ScriptedServer::start(vec![found("x"), denied(), head_denied(), denied()]).await;
+    let script = vec![found("x"), denied(), head_denied(), found("x"), denied(), found("x"), denied(), head_denied()];
+    let server = ScriptedServer::start(script).await;
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
     assert!(read(&store, "known").await.unwrap().is_some());
     assert_eq!(read(&store, "hole").await.unwrap(), None);
     assert_eq!(read(&store, "hole").await.unwrap(), None);
-    assert_eq!(server.take_requests().len(), 4);
+    let requests = server.take_requests();
+    assert_eq!(requests.len(), 6);
+    assert!(requests[5].starts_with("head /b/v.n5/known "), "{}", requests[5]);
+    // The rights have been revoked: the known object is denied too.
+    assert!(matches!(read(&store, "block").await, Err(StoreError::Denied { .. })));
     // Nothing was readable: the rights may have been revoked.
     let server = ScriptedServer::start(vec![denied(), head_denied()]).await;
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
