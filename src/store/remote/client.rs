@@ -53,18 +53,15 @@ pub(super) struct StoreRequest<'a> {
 pub(super) struct StoreResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
+    /// Beginning of the body of an error response, which has been read.
+    pub(super) error_document: Bytes,
     pub(super) body: ResponseBody,
 }
 
 impl StoreResponse {
-    /// Reads the beginning of the body of an error response, and returns what it says.
-    pub(super) async fn into_answer(mut self, deadline: Instant) -> ErrorAnswer {
-        // An incomplete error document counts as none.
-        let body = match self.body.read_up_to(MAX_ERROR_BYTES, deadline).await {
-            Ok((body, _)) => body,
-            Err(_) => Bytes::new(),
-        };
-        let mut answer = ErrorAnswer::parse(self.status.as_u16(), &body);
+    /// Returns what an error response says.
+    pub(super) fn error_answer(&self) -> ErrorAnswer {
+        let mut answer = ErrorAnswer::parse(self.status.as_u16(), &self.error_document);
         let header = |name: &str| self.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         if answer.code_name.is_empty()
             && let Some(name) = header("x-ms-error-code")
@@ -143,7 +140,7 @@ impl StoreClient {
                 Ok(response) if !is_temporary(response.status) => return Ok(response),
                 Ok(response) => {
                     let pause = retry_after(&response.headers);
-                    let answer = response.into_answer(request.deadline).await;
+                    let answer = response.error_answer();
                     Failure { pause, error: error_of_answer(request.action, request.key, &answer, pause) }
                 }
                 Err(error) => Failure { pause: None, error },
@@ -158,7 +155,11 @@ impl StoreClient {
         }
     }
 
-    /// Sends a request once.
+    /// Sends a request once. Reads the beginning of the body of an error response.
+    ///
+    /// # Errors
+    /// Returns an error if there is no response, or if an error document breaks off that may say which of several
+    /// causes an error has. The status 404 alone could stand for a missing bucket or a missing object.
     async fn attempt(&self, request: &StoreRequest<'_>, permit: FairPermit) -> Result<StoreResponse, StoreError> {
         let failed = |reason: String| {
             let (action, key) = (request.action, request.key.clone());
@@ -172,7 +173,7 @@ impl StoreClient {
         let response = tokio::time::timeout(timeout, exchange).await;
         let response = response.map_err(|_elapsed| StoreError::Timeout(request.action, request.key.clone()))??;
         let (parts, body) = response.into_parts();
-        let body = ResponseBody {
+        let mut body = ResponseBody {
             body,
             unread: Bytes::new(),
             permit: Some(permit),
@@ -180,7 +181,16 @@ impl StoreClient {
             action: request.action,
             key: request.key.clone(),
         };
-        Ok(StoreResponse { status: parts.status, headers: parts.headers, body })
+        let status = parts.status;
+        let mut error_document = Bytes::new();
+        if !status.is_success() && status != StatusCode::NOT_MODIFIED {
+            match body.read_up_to(MAX_ERROR_BYTES, request.deadline).await {
+                Ok((document, _is_cut)) => error_document = document,
+                Err(_) if is_temporary(status) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(StoreResponse { status, headers: parts.headers, error_document, body })
     }
 
     /// Returns the HTTP request with the headers that give it authority.

@@ -168,7 +168,7 @@ impl RemoteStore {
             }
             _ => {}
         }
-        let answer = response.into_answer(deadline).await;
+        let answer = response.error_answer();
         let is_missing = match self.forbidden.policy_for(&answer) {
             Some(ForbiddenPolicy::Always) => true,
             Some(ForbiddenPolicy::Auto) => self.denial_means_missing(deadline).await?,
@@ -378,9 +378,13 @@ impl ListingTransport for RemoteStore {
         let root = Key::root();
         let request = StoreRequest { action: "list", key: &root, method: Method::GET, url, headers, deadline };
         let mut response = self.client.send(&request).await?;
-        let status = response.status.as_u16();
-        let (body, is_cut) = response.body.read_up_to(max_bytes, deadline).await?;
-        Ok(ListingResponse { status, body, is_cut })
+        let status = response.status;
+        let (body, is_cut) = if status.is_success() {
+            response.body.read_up_to(max_bytes, deadline).await?
+        } else {
+            (response.error_document, false)
+        };
+        Ok(ListingResponse { status: status.as_u16(), body, is_cut })
     }
 
     async fn has_object(&self, key: &Key) -> Result<bool, StoreError> {

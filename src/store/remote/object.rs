@@ -256,8 +256,7 @@ impl RemoteObject {
                 return Err(StoreError::Torn(self.key.clone()));
             }
             _ => {
-                let answer = response.into_answer(deadline).await;
-                return Err(error_of_answer("read", &self.key, &answer, None));
+                return Err(error_of_answer("read", &self.key, &response.error_answer(), None));
             }
         }
         check_encoding(&self.key, &response.headers)?;

@@ -175,6 +175,10 @@ async fn temporary_failures_are_repeated_twice_and_never_become_holes() {
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
     assert!(matches!(read(&store, "a").await, Err(StoreError::Throttled(..))));
     assert_eq!(server.take_requests().len(), 3);
+    let cut = "HTTP/1.1 404 Not Found\r\nContent-Length: 99\r\n\r\n<Error>".to_owned();
+    let server = ScriptedServer::start(vec![cut, error("404 Not Found", "NoSuchKey")]).await;
+    assert_eq!(read(&server.store(Provider::S3, ForbiddenPolicy::Auto), "a").await.unwrap(), None);
+    assert_eq!(server.take_requests().len(), 2);
     // A pause that is too long is left to the client.
     let server = ScriptedServer::start(vec![answer("429 Too Many Requests", "Retry-After: 30\r\n", "")]).await;
     let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
@@ -193,6 +197,9 @@ async fn faults_and_refusals_are_errors() {
         (Provider::S3, answer("301 Moved Permanently", "Location: http://127.0.0.1:1/b/v.n5/a\r\n", "")),
         (Provider::Http, answer("302 Found", "Location: http://127.0.0.1:1/v.n5/a/\r\n", "")),
         (Provider::Http, answer("204 No Content", "", "")),
+        // A document that is cut off does not say if an object or a bucket is missing, or what is denied.
+        (Provider::S3, "HTTP/1.1 404 Not Found\r\nContent-Length: 99\r\n\r\n<Error>".to_owned()),
+        (Provider::S3, "HTTP/1.1 403 Forbidden\r\nContent-Length: 99\r\n\r\n<Error>".to_owned()),
         (Provider::Http, answer("200 OK", "Content-Encoding: gzip\r\nETag: \"1\"\r\n", "x")),
         (Provider::Http, String::new()),
     ] {
