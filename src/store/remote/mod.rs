@@ -172,7 +172,11 @@ impl RemoteStore {
         let is_missing = match self.forbidden.policy_for(&answer) {
             Some(ForbiddenPolicy::Always) => true,
             Some(ForbiddenPolicy::Auto) => self.denial_means_missing(deadline).await?,
-            Some(ForbiddenPolicy::Never) | None => answer.code == StoreErrorCode::NoSuchObject,
+            Some(ForbiddenPolicy::Never) | None if answer.code != StoreErrorCode::NoSuchObject => false,
+            Some(ForbiddenPolicy::Never) | None if self.provider() == Provider::Http => true,
+            Some(ForbiddenPolicy::Never) | None => {
+                answer.names_missing_object() || self.has_working_bucket(deadline).await?
+            }
         };
         if is_missing { Ok(ObjectAnswer::Missing) } else { Err(error_of_answer(action, key, &answer, None)) }
     }
@@ -195,6 +199,19 @@ impl RemoteStore {
         // The rights may have been revoked a moment ago, so an object must be readable after the denial.
         let denied = Instant::now();
         Ok(self.forbidden.hides_missing(ask).await? && self.is_readable(denied, deadline).await?.unwrap_or(false))
+    }
+
+    /// Returns true if the bucket answers requests that begin now: for an object that was readable, or else for a
+    /// listing. Only emulators need that. Without it, a balancer without a backend could make all objects look missing.
+    async fn has_working_bucket(&self, deadline: Instant) -> Result<bool, StoreError> {
+        if self.is_readable(Instant::now(), deadline).await? == Some(true) {
+            return Ok(true);
+        }
+        match self.lister.check_bucket(self).await {
+            Ok(()) => Ok(true),
+            Err(ListingError::Store(error)) => Err(error),
+            Err(ListingError::Refused(_) | ListingError::CannotList(..) | ListingError::Malformed(..)) => Ok(false),
+        }
     }
 
     /// Returns true if an object that was readable still is, by a request that began after `since`. Returns `None` if

@@ -245,6 +245,31 @@ async fn a_403_means_missing_only_where_the_store_answers_so_for_impossible_keys
 }
 
 #[tokio::test]
+async fn a_404_of_a_bucket_that_names_no_code_needs_a_sign_that_the_bucket_answers() {
+    let nameless = || answer("404 Not Found", "", "<html>default backend</html>");
+    // A balancer without a backend answers all requests so.
+    let server = ScriptedServer::start(vec![found("x"), nameless(), answer("404 Not Found", "", "")]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert!(read(&store, "known").await.unwrap().is_some());
+    assert!(read(&store, "block").await.unwrap_err().to_string().contains("status 404"));
+    let server = ScriptedServer::start(vec![nameless()]).await;
+    assert!(read(&server.store(Provider::S3, ForbiddenPolicy::Always), "block").await.is_err());
+    // An emulator names no codes: an object that was readable still is, or the bucket can be listed.
+    let server = ScriptedServer::start(vec![found("x"), nameless(), answer("200 OK", "", "")]).await;
+    let store = server.store(Provider::Google, ForbiddenPolicy::Auto);
+    assert!(read(&store, "known").await.unwrap().is_some());
+    assert_eq!(read(&store, "hole").await.unwrap(), None);
+    assert!(server.take_requests()[2].starts_with("head /b/v.n5/known "));
+    let listed = answer("200 OK", "", "<ListBucketResult></ListBucketResult>");
+    let server = ScriptedServer::start(vec![nameless(), listed]).await;
+    assert_eq!(read(&server.store(Provider::Google, ForbiddenPolicy::Auto), "hole").await.unwrap(), None);
+    assert!(server.take_requests()[1].starts_with("get /b?"));
+    // The status of an HTTP server suffices.
+    let server = ScriptedServer::start(vec![nameless()]).await;
+    assert_eq!(read(&server.store(Provider::Http, ForbiddenPolicy::Auto), "hole").await.unwrap(), None);
+}
+
+#[tokio::test]
 async fn a_body_without_a_length_is_read_within_the_limit() {
     let chunked = "HTTP/1.1 200 OK\r\nConnection: close\r\nETag: \"1\"\r\nTransfer-Encoding: chunked\r\n\r\n\
                    3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";

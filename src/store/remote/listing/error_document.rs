@@ -149,6 +149,11 @@ impl ErrorAnswer {
         Self { status, code, code_name, message, region: region.or(endpoint) }
     }
 
+    /// Returns true if the code of the response says that the object is missing, and not only the status.
+    pub fn names_missing_object(&self) -> bool {
+        StoreErrorCode::from_name(&self.code_name) == StoreErrorCode::NoSuchObject
+    }
+
     /// Returns true if the same request may succeed later.
     pub fn is_temporary(&self) -> bool {
         matches!(self.code, StoreErrorCode::Throttled | StoreErrorCode::Unavailable) && self.status != 501
@@ -218,6 +223,10 @@ mod tests {
             "the store answered with status 403 SignatureDoesNotMatch: The request signature [0m differs"
         );
         assert!(!format!("{answer:?}").contains("AKIA") && !format!("{answer:?}").contains("SECRET"));
+        assert!(!answer.names_missing_object());
+        let missing = |body: &[u8]| ErrorAnswer::parse(404, body).names_missing_object();
+        assert!(missing(b"<Error><Code>NoSuchKey</Code></Error>"));
+        assert!(!missing(b"<html>no backend</html>") && !missing(b"<Error><Code>Teapot</Code></Error>"));
         let long = format!("<Error><Message>{}</Message></Error>", "ü".repeat(1000));
         assert_eq!(ErrorAnswer::parse(403, long.as_bytes()).message.chars().count(), 300);
     }

@@ -119,6 +119,24 @@ impl DirectoryLister {
         is_directory.await
     }
 
+    /// Checks that the store lists its bucket. Whether the root exists does not matter.
+    ///
+    /// # Errors
+    /// Returns an error if the request fails or is refused, or if the response is not understood.
+    pub async fn check_bucket(&self, transport: &dyn ListingTransport) -> Result<(), ListingError> {
+        let pages = PageReader { transport, memory: &self.memory };
+        let root = Key::root();
+        self.within_deadline("find", &root, async {
+            match &self.place {
+                Place::Bucket { protocol, prefix, .. } => {
+                    bucket_directory(*protocol, prefix, &root).exists(&pages).await.map(|_exists| ())
+                }
+                Place::Http(_) => Ok(()),
+            }
+        })
+        .await
+    }
+
     async fn within_deadline<T>(
         &self,
         action: &'static str,
