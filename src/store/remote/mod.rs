@@ -135,10 +135,10 @@ impl RemoteStore {
         self.client.location.provider
     }
 
-    /// Requests the object at `key`.
+    /// Requests the object at `key`. `headers` are conditions, without which it is never unchanged.
     ///
     /// # Errors
-    /// Returns an error unless the store sends the object or says that there is none.
+    /// Returns an error unless the store sends the object or says that there is none, or that it is unchanged.
     async fn request_object(
         &self,
         action: &'static str,
@@ -150,6 +150,7 @@ impl RemoteStore {
             return Ok(ObjectAnswer::Missing);
         }
         let url = self.client.location.object_url(key);
+        let is_conditional = !headers.is_empty();
         let request = StoreRequest { action, key, method: Method::GET, url, headers, deadline };
         let started = Instant::now();
         let response = self.client.send(&request).await?;
@@ -159,7 +160,7 @@ impl RemoteStore {
                 check_encoding(key, &response.headers)?;
                 return Ok(ObjectAnswer::Found(Box::new(response)));
             }
-            StatusCode::NOT_MODIFIED => {
+            StatusCode::NOT_MODIFIED if is_conditional => {
                 self.forbidden.record_readable(key, started);
                 return Ok(ObjectAnswer::Unchanged);
             }

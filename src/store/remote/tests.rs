@@ -197,6 +197,8 @@ async fn faults_and_refusals_are_errors() {
         (Provider::S3, answer("301 Moved Permanently", "Location: http://127.0.0.1:1/b/v.n5/a\r\n", "")),
         (Provider::Http, answer("302 Found", "Location: http://127.0.0.1:1/v.n5/a/\r\n", "")),
         (Provider::Http, answer("204 No Content", "", "")),
+        // The answer to a condition that was not sent.
+        (Provider::S3, "HTTP/1.1 304 Not Modified\r\nConnection: close\r\nETag: \"1\"\r\n\r\n".to_owned()),
         // A document that is cut off does not say if an object or a bucket is missing, or what is denied.
         (Provider::S3, "HTTP/1.1 404 Not Found\r\nContent-Length: 99\r\n\r\n<Error>".to_owned()),
         (Provider::S3, "HTTP/1.1 403 Forbidden\r\nContent-Length: 99\r\n\r\n<Error>".to_owned()),
@@ -211,6 +213,9 @@ async fn faults_and_refusals_are_errors() {
             Ok(Some(bytes)) => panic!("{reply}: {bytes:?}"),
             Err(error) => assert!(!is_directory && !error.hides_object(), "{reply}: {error}"),
         }
+        let has_metadata = reply.starts_with("HTTP/1.1 200 ");
+        assert_eq!(store.head(&key("a")).await.is_err(), !is_directory && !has_metadata, "{reply}");
+        assert_eq!(store.revalidate(&key("a"), None).await.is_err(), !is_directory, "{reply}");
     }
 }
 
