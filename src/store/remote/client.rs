@@ -6,7 +6,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, RETRY_AFTER};
+use axum::http::header::{
+    ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING,
+};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -59,6 +61,20 @@ pub(super) struct StoreResponse {
 }
 
 impl StoreResponse {
+    /// Returns an error if the body ends with the connection, because a body that is cut off would look whole.
+    ///
+    /// # Errors
+    /// Returns an error that says what the server must send.
+    pub(super) fn check_end(&self) -> Result<(), StoreError> {
+        let encoding = self.headers.get_all(TRANSFER_ENCODING).iter().next_back().and_then(|value| value.to_str().ok());
+        let last = encoding.and_then(|encodings| encodings.rsplit(',').next()).unwrap_or_default();
+        if self.body.announced_bytes().is_some() || last.trim().eq_ignore_ascii_case("chunked") {
+            return Ok(());
+        }
+        Err(self.body.failed("the server must send Content-Length, or Transfer-Encoding: chunked, because a response that \
+                              ends with its connection may have been cut off"))
+    }
+
     /// Returns what an error response says.
     pub(super) fn error_answer(&self) -> ErrorAnswer {
         let mut answer = ErrorAnswer::parse(self.status.as_u16(), &self.error_document);
@@ -303,7 +319,12 @@ impl ResponseBody {
 
     /// Returns the error for a body that breaks off.
     pub(super) fn broken(&self, reason: &str) -> StoreError {
-        let cause = io::Error::other(format!("the response broke off: {reason}"));
+        self.failed(&format!("the response broke off: {reason}"))
+    }
+
+    /// Returns an error for the object of the body.
+    pub(super) fn failed(&self, reason: &str) -> StoreError {
+        let cause = io::Error::other(reason.to_owned());
         StoreError::Io { action: self.action, key: self.key.clone(), cause: Arc::new(cause) }
     }
 }

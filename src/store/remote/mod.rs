@@ -158,6 +158,7 @@ impl RemoteStore {
             StatusCode::OK => {
                 self.forbidden.record_readable(key, started);
                 check_encoding(key, &response.headers)?;
+                response.check_end()?;
                 return Ok(ObjectAnswer::Found(Box::new(response)));
             }
             StatusCode::NOT_MODIFIED if is_conditional => {
@@ -398,6 +399,7 @@ impl ListingTransport for RemoteStore {
         let mut response = self.client.send(&request).await?;
         let status = response.status;
         let (body, is_cut) = if status.is_success() {
+            response.check_end()?;
             response.body.read_up_to(max_bytes, deadline).await?
         } else {
             (response.error_document, false)
