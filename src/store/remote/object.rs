@@ -85,6 +85,8 @@ impl Validators {
         if self.strong_etag().is_some() {
             return self.etag.clone().map(|etag| (IF_MATCH, etag));
         }
+        // Servers ignore a condition with a malformed date, and signers of requests may panic at its bytes.
+        self.modified()?;
         self.last_modified.clone().map(|date| (IF_UNMODIFIED_SINCE, date))
     }
 

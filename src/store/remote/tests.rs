@@ -2,6 +2,8 @@
 
 use std::sync::Mutex;
 
+use object_store::StaticCredentialProvider;
+use object_store::aws::AwsCredential;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -16,6 +18,10 @@ struct ScriptedServer {
 
 impl ScriptedServer {
     async fn start(answers: Vec<String>) -> Self {
+        Self::start_with_bytes(answers.into_iter().map(String::into_bytes).collect()).await
+    }
+
+    async fn start_with_bytes(answers: Vec<Vec<u8>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::<Mutex<Vec<String>>>::default();
@@ -32,9 +38,9 @@ impl ScriptedServer {
                     head.push(byte[0]);
                 }
                 recorded.lock().unwrap().push(String::from_utf8(head).unwrap().to_ascii_lowercase());
-                let answer: &String = answers.get(number).unwrap_or(&answers[answers.len() - 1]);
+                let answer = answers.get(number).unwrap_or(&answers[answers.len() - 1]);
                 number += 1;
-                let _ = socket.write_all(answer.as_bytes()).await;
+                let _ = socket.write_all(answer).await;
             }
         });
         Self { url, requests }
@@ -42,6 +48,15 @@ impl ScriptedServer {
 
     /// Opens a store on the server, which has no further requests than those of the test.
     fn store(&self, provider: Provider, policy: ForbiddenPolicy) -> RemoteStore {
+        self.store_signed_by(signer::Signer::Anonymous { is_azure: false }, provider, policy)
+    }
+
+    fn store_signed_by(
+        &self,
+        signer: signer::Signer,
+        provider: Provider,
+        policy: ForbiddenPolicy,
+    ) -> RemoteStore {
         let root = RemoteRoot {
             provider,
             bucket: if provider == Provider::Http { String::new() } else { "b".to_owned() },
@@ -53,7 +68,6 @@ impl ScriptedServer {
         let settings = StoreSettings { missing_403: policy, ..StoreSettings::default() };
         let location = Location::new(&root, &settings, DEFAULT_REGION, None).unwrap();
         let http = HttpClient::new(&HttpClientOptions::default()).unwrap();
-        let signer = signer::Signer::Anonymous { is_azure: false };
         let timeout = Duration::from_secs(20);
         let client = StoreClient::new(location, http, signer, 4, timeout, timeout);
         let lister = DirectoryLister::s3(&root.prefix, timeout);
@@ -275,6 +289,19 @@ async fn a_404_of_a_bucket_that_names_no_code_needs_a_sign_that_the_bucket_answe
     // The status of an HTTP server suffices.
     let server = ScriptedServer::start(vec![nameless()]).await;
     assert_eq!(read(&server.store(Provider::Http, ForbiddenPolicy::Auto), "hole").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_date_that_is_none_is_not_signed() {
+    let head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\nLast-Modified: \xff\r\n\r\nblock";
+    let server = ScriptedServer::start_with_bytes(vec![head.to_vec()]).await;
+    let credential = AwsCredential { key_id: "AKIAEXAMPLE".into(), secret_key: "secret".into(), token: None };
+    let credentials = Arc::new(StaticCredentialProvider::new(credential));
+    let signer = signer::Signer::S3 { credentials, region: DEFAULT_REGION.to_owned(), requester_pays: false };
+    let store = server.store_signed_by(signer, Provider::S3, ForbiddenPolicy::Auto);
+    let object = store_get(&store, "a", 0).await.unwrap().unwrap();
+    let ObjectData::Open(reader) = object.data else { panic!("it exceeds the limit") };
+    assert!(reader.read_at(2..4).await.unwrap_err().to_string().contains("neither ETag nor Last-Modified"));
 }
 
 #[tokio::test]
