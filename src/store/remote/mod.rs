@@ -15,7 +15,6 @@ mod signer;
 mod variables;
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +32,7 @@ use super::listing::{EntryFilter, Listing};
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta, Revalidation};
 use crate::config::{ForbiddenPolicy, Provider, RemoteRoot, StoreSettings};
 use crate::http_client::{HttpClient, HttpClientOptions};
+use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairSemaphore};
 use client::{StoreClient, StoreRequest, StoreResponse, content_length};
 use failure::{error_of_answer, error_of_listing};
 use forbidden::{ForbiddenKeys, IMPOSSIBLE_NAME};
@@ -41,7 +41,7 @@ pub use listing::{
     ListingTransport, StoreErrorCode,
 };
 use location::Location;
-use object::{RemoteObject, Validators, check_encoding, if_changed};
+use object::{CollectedObject, RemoteObject, Validators, check_encoding, if_changed};
 use variables::Variables;
 
 /// Name of the object by which the store is probed. Directories without listings are recognised by it.
@@ -53,8 +53,12 @@ const DEFAULT_REGION: &str = "us-east-1";
 /// Maximum number of bytes of a body that is read only to use its connection again.
 const MAX_DISCARDED_BYTES: usize = 256 << 10;
 
-/// Maximum size of an object whose length a server does not announce.
-const MAX_UNANNOUNCED_BYTES: u64 = 16 << 20;
+/// Maximum size of an object whose length a server does not announce. Such objects are read into memory of the store,
+/// because the memory of the caller cannot be taken in advance.
+const MAX_UNANNOUNCED_BYTES: usize = 1 << 20;
+
+/// Maximum number of objects without an announced length that are in memory of the store at once.
+const UNANNOUNCED_OBJECTS: usize = 16;
 
 /// Time for which an object that was readable shows that the store is well.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
@@ -64,6 +68,8 @@ pub struct RemoteStore {
     client: Arc<StoreClient>,
     forbidden: ForbiddenKeys,
     lister: DirectoryLister,
+    /// One permit for every object without an announced length that is in memory of the store.
+    unannounced: FairSemaphore,
 }
 
 impl fmt::Debug for RemoteStore {
@@ -126,9 +132,15 @@ impl RemoteStore {
                 .map_err(|error| format!("the address is not a URL: {error}"))?,
         };
         let client = StoreClient::new(location, http, signer, settings.concurrency, settings.timeout, call_timeout);
-        let store = Self { client: Arc::new(client), forbidden: ForbiddenKeys::new(settings.missing_403), lister };
+        let store = Self::new(client, settings.missing_403, lister);
         store.probe().await.map_err(|error| error.to_string())?;
         Ok(store)
+    }
+
+    fn new(client: StoreClient, policy: ForbiddenPolicy, lister: DirectoryLister) -> Self {
+        let quota = ClientQuota { alone: UNANNOUNCED_OBJECTS, among_others: UNANNOUNCED_OBJECTS / 2 };
+        let unannounced = FairSemaphore::new(UNANNOUNCED_OBJECTS, quota, CostBasis::Time);
+        Self { client: Arc::new(client), forbidden: ForbiddenKeys::new(policy), lister, unannounced }
     }
 
     fn provider(&self) -> Provider {
@@ -250,20 +262,13 @@ impl RemoteStore {
         deadline: Instant,
     ) -> Result<Object, StoreError> {
         let Some(len) = response.body.announced_bytes() else {
-            let max_bytes = inline.bytes().min(MAX_UNANNOUNCED_BYTES);
-            let validators = Validators::of(&response.headers);
-            let (bytes, is_cut) =
-                response.body.read_up_to(usize::try_from(max_bytes).unwrap_or(usize::MAX), deadline).await?;
-            if is_cut {
-                let reason =
-                    format!("the server does not announce the length of an object of more than {max_bytes} bytes");
-                return Err(StoreError::Io {
-                    action: "read",
-                    key: key.clone(),
-                    cause: Arc::new(io::Error::other(reason)),
-                });
-            }
-            return Ok(Object { meta: validators.meta(bytes.len() as u64), data: ObjectData::InMemory(bytes) });
+            let (meta, collected) = self.collect(key, response, deadline).await?;
+            let data = if meta.len <= inline.bytes() {
+                ObjectData::InMemory(collected.bytes)
+            } else {
+                ObjectData::Open(Arc::new(collected))
+            };
+            return Ok(Object { meta, data });
         };
         let object = RemoteObject::new(Arc::clone(&self.client), key, response, len);
         let meta = object.meta().clone();
@@ -273,6 +278,29 @@ impl RemoteStore {
             return Ok(Object { meta, data: ObjectData::InMemory(bytes) });
         }
         Ok(Object { meta, data: ObjectData::Open(Arc::new(object)) })
+    }
+
+    /// Reads an object whose length the server does not announce.
+    ///
+    /// # Errors
+    /// Returns an error if it exceeds [`MAX_UNANNOUNCED_BYTES`].
+    async fn collect(
+        &self,
+        key: &Key,
+        mut response: StoreResponse,
+        deadline: Instant,
+    ) -> Result<(ObjectMeta, CollectedObject), StoreError> {
+        let memory = tokio::time::timeout_at(deadline, self.unannounced.acquire(ClientId::current().flow(0), 1)).await;
+        let memory = memory.map_err(|_elapsed| StoreError::Overloaded("read", key.clone()))?;
+        let (bytes, is_cut) = response.body.read_up_to(MAX_UNANNOUNCED_BYTES, deadline).await?;
+        if is_cut {
+            return Err(response.body.failed(&format!(
+                "the server does not announce the length of an object of more than {MAX_UNANNOUNCED_BYTES} bytes; it \
+                 must send Content-Length"
+            )));
+        }
+        let meta = Validators::of(&response.headers).meta(bytes.len() as u64);
+        Ok((meta, CollectedObject { key: key.clone(), bytes, _memory: memory }))
     }
 }
 
@@ -307,10 +335,10 @@ impl Store for RemoteStore {
         // Only the response to GET says why an object cannot be read.
         Ok(match self.request_object("stat", key, Vec::new(), deadline).await? {
             ObjectAnswer::Missing | ObjectAnswer::Unchanged => None,
-            ObjectAnswer::Found(response) => {
-                let len = response.body.announced_bytes().unwrap_or_default();
-                Some(Validators::of(&response.headers).meta(len))
-            }
+            ObjectAnswer::Found(response) => match response.body.announced_bytes() {
+                Some(len) => Some(Validators::of(&response.headers).meta(len)),
+                None => Some(self.collect(key, *response, deadline).await?.0),
+            },
         })
     }
 
@@ -331,8 +359,13 @@ impl Store for RemoteStore {
             ObjectAnswer::Missing => return Ok(Revalidation::Current(None)),
             ObjectAnswer::Found(response) => response,
         };
-        // The memory for an object of unknown size cannot be taken in advance.
-        let Some(len) = response.body.announced_bytes() else { return Ok(Revalidation::Changed) };
+        let Some(len) = response.body.announced_bytes() else {
+            let (meta, collected) = self.collect(key, *response, deadline).await?;
+            if known.is_some_and(|(_, version)| version == meta.version) {
+                return Ok(Revalidation::Unchanged);
+            }
+            return Ok(Revalidation::Current(Some(Object { meta, data: ObjectData::Open(Arc::new(collected)) })));
+        };
         let meta = Validators::of(&response.headers).meta(len);
         if known.is_some_and(|(_, version)| version == meta.version) {
             // The store has ignored the condition.

@@ -22,6 +22,7 @@ use super::super::key::Key;
 use super::super::object::{ObjectMeta, ReadAt};
 use super::client::{ResponseBody, StoreClient, StoreRequest, StoreResponse};
 use super::failure::error_of_answer;
+use crate::runtime::fair_queue::FairPermit;
 
 /// Number of times that a read continues after its response broke off.
 const MAX_CONTINUATIONS: u32 = 2;
@@ -238,7 +239,7 @@ impl RemoteObject {
         };
         let Some(condition) = self.validators.if_unchanged() else {
             return Err(failed(
-                "the server sends neither ETag nor Last-Modified, so the object cannot be read in parts",
+                "the server sends neither a strong ETag nor a valid Last-Modified, so the object cannot be read in parts",
             ));
         };
         let bytes = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
@@ -290,6 +291,29 @@ impl ReadAt for RemoteObject {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
         let bytes = self.read_range(range, self.client.deadline(), || true).await?;
         bytes.ok_or_else(|| StoreError::Preempted(self.key.clone()))
+    }
+}
+
+/// An object whose length the server did not announce. Its bytes are in memory of the store.
+pub(super) struct CollectedObject {
+    pub(super) key: Key,
+    pub(super) bytes: Bytes,
+    pub(super) _memory: FairPermit,
+}
+
+impl fmt::Debug for CollectedObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CollectedObject").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl ReadAt for CollectedObject {
+    async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let bounds = [range.start, range.end].map(|bound| usize::try_from(bound).unwrap_or(usize::MAX));
+        let part = self.bytes.get(bounds[0]..bounds[1]);
+        // A slice would hold the store's memory without the permit.
+        part.map(Bytes::copy_from_slice).ok_or_else(|| StoreError::Truncated(self.key.clone()))
     }
 }
 

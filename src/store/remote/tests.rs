@@ -71,7 +71,7 @@ impl ScriptedServer {
         let timeout = Duration::from_secs(20);
         let client = StoreClient::new(location, http, signer, 4, timeout, timeout);
         let lister = DirectoryLister::s3(&root.prefix, timeout);
-        RemoteStore { client: Arc::new(client), forbidden: ForbiddenKeys::new(policy), lister }
+        RemoteStore::new(client, policy, lister)
     }
 
     fn take_requests(&self) -> Vec<String> {
@@ -301,15 +301,33 @@ async fn a_date_that_is_none_is_not_signed() {
     let store = server.store_signed_by(signer, Provider::S3, ForbiddenPolicy::Auto);
     let object = store_get(&store, "a", 0).await.unwrap().unwrap();
     let ObjectData::Open(reader) = object.data else { panic!("it exceeds the limit") };
-    assert!(reader.read_at(2..4).await.unwrap_err().to_string().contains("neither ETag nor Last-Modified"));
+    assert!(reader.read_at(2..4).await.unwrap_err().to_string().contains("neither a strong ETag nor a valid"));
 }
 
 #[tokio::test]
-async fn a_body_without_a_length_is_read_within_the_limit() {
+async fn an_object_without_a_length_is_read_whatever_the_limit_of_the_caller() {
     let chunked = "HTTP/1.1 200 OK\r\nConnection: close\r\nETag: \"1\"\r\nTransfer-Encoding: chunked\r\n\r\n\
                    3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
     let server = ScriptedServer::start(vec![chunked.to_owned()]).await;
     let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
     assert_eq!(read(&store, "a").await.unwrap().unwrap(), "abcde");
-    assert!(store_get(&store, "a", 4).await.unwrap_err().to_string().contains("does not announce"));
+    server.take_requests();
+    // It exceeds the limit of the caller.
+    let object = store_get(&store, "a", 4).await.unwrap().unwrap();
+    let ObjectData::Open(reader) = object.data else { panic!("it exceeds the limit") };
+    assert_eq!(reader.read_at(1..4).await.unwrap(), "bcd");
+    assert!(matches!(reader.read_at(4..6).await, Err(StoreError::Truncated(_))));
+    let known = Some((&*object.meta.etag, object.meta.version));
+    assert!(matches!(store.revalidate(&key("a"), known).await, Ok(Revalidation::Unchanged)));
+    let other = store.revalidate(&key("a"), Some(("\"2\"", 0))).await;
+    assert!(matches!(other, Ok(Revalidation::Current(Some(object))) if object.meta.len == 5));
+    assert_eq!(server.take_requests().len(), 3);
+    assert_eq!(store.head(&key("a")).await.unwrap(), Some(object.meta));
+    // The memory of the store bounds the length.
+    let size = MAX_UNANNOUNCED_BYTES + 1;
+    let chunked = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n{size:x}\r\n");
+    let server = ScriptedServer::start(vec![format!("{chunked}{}\r\n0\r\n\r\n", "x".repeat(size))]).await;
+    let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
+    assert!(read(&store, "a").await.unwrap_err().to_string().contains("does not announce"));
+    assert_eq!(store.unannounced.free(), UNANNOUNCED_OBJECTS);
 }
