@@ -24,6 +24,7 @@ use axum::http::{Method, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::Full;
 use tokio::time::Instant;
+use url::Url;
 
 use super::Store;
 use super::error::StoreError;
@@ -195,13 +196,16 @@ impl RemoteStore {
         if is_missing { Ok(ObjectAnswer::Missing) } else { Err(error_of_answer(action, key, &answer, None)) }
     }
 
-    /// Returns true if a file server redirects from the path of a directory to the same path with a slash.
+    /// Returns true if a file server redirects from the path of a directory to the same path with a slash. Behind a
+    /// proxy, the server may name another scheme and port than its own.
     fn is_directory_redirect(&self, key: &Key, response: &StoreResponse) -> bool {
-        let location = response.headers.get(LOCATION).and_then(|location| location.to_str().ok()).unwrap_or_default();
-        let path = location.split(['?', '#']).next().unwrap_or_default();
-        let name = path.strip_suffix('/').map(|path| path.rsplit('/').next().unwrap_or_default());
-        let decoded = name.map(|name| percent_encoding::percent_decode_str(name).decode_utf8_lossy());
-        self.provider() == Provider::Http && decoded.as_deref() == key.name()
+        let location = response.headers.get(LOCATION).and_then(|location| location.to_str().ok());
+        let requested = Url::parse(&self.client.location.object_url(key)).ok();
+        let (Some(location), Some(requested)) = (location, requested) else { return false };
+        let Ok(target) = requested.join(location) else { return false };
+        let path = |url: &Url| percent_encoding::percent_decode_str(url.path()).collect::<Vec<u8>>();
+        let directory = [&path(&requested)[..], b"/"].concat();
+        self.provider() == Provider::Http && target.host() == requested.host() && path(&target) == directory
     }
 
     /// Returns true if the store answers 403 for keys that cannot exist, although it lets an object be read.
@@ -257,7 +261,7 @@ impl RemoteStore {
     async fn to_object(
         &self,
         key: &Key,
-        mut response: StoreResponse,
+        response: StoreResponse,
         inline: &InlineLimit,
         deadline: Instant,
     ) -> Result<Object, StoreError> {
