@@ -135,6 +135,8 @@ struct StartedBody {
     body: ResponseBody,
     /// Position in the object of the next byte.
     position: u64,
+    /// Position in the object of the end of the body.
+    end: u64,
 }
 
 impl fmt::Debug for StartedBody {
@@ -150,7 +152,7 @@ impl RemoteObject {
         let meta = validators.meta(len);
         let mut body = response.body;
         body.release_permit();
-        let started = Mutex::new(Some(StartedBody { body, position: 0 }));
+        let started = Mutex::new(Some(StartedBody { body, position: 0, end: len }));
         Self { client, key: key.clone(), meta, validators, started }
     }
 
@@ -191,7 +193,7 @@ impl RemoteObject {
                 Err(_) => breaks += 1,
             }
         }
-        if let Some(mut started) = started.filter(|started| started.position < self.meta.len) {
+        if let Some(mut started) = started.filter(|started| started.position < started.end) {
             started.body.release_permit();
             *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
         }
@@ -267,7 +269,8 @@ impl RemoteObject {
             return Err(StoreError::Torn(self.key.clone()));
         }
         let is_partial = response.status == StatusCode::PARTIAL_CONTENT;
-        let mut started = StartedBody { body: response.body, position: if is_partial { range.start } else { 0 } };
+        let (position, end) = if is_partial { (range.start, range.end) } else { (0, self.meta.len) };
+        let mut started = StartedBody { body: response.body, position, end };
         if is_partial {
             let sent = response.headers.get(CONTENT_RANGE).and_then(|value| parse_content_range(value.to_str().ok()?));
             if sent != Some((range.start, range.end.saturating_sub(1), self.meta.len)) {

@@ -121,8 +121,11 @@ async fn an_object_costs_one_get_and_a_missing_one_too() {
 #[tokio::test]
 async fn reads_of_an_open_object_continue_its_response_and_other_ranges_are_requested_under_its_tag() {
     let partial = answer("206 Partial Content", "ETag: \"1\"\r\nContent-Range: bytes 6-7/10\r\n", "67");
+    let cut = "HTTP/1.1 206 Partial Content\r\nETag: \"1\"\r\nContent-Range: bytes 8-8/10\r\nContent-Length: 1\r\n\r\n";
+    let next = answer("206 Partial Content", "ETag: \"1\"\r\nContent-Range: bytes 8-8/10\r\n", "8");
     let changed = answer("412 Precondition Failed", "", "");
-    let server = ScriptedServer::start(vec![found("0123456789"), partial, changed]).await;
+    let answers = vec![found("0123456789"), partial, cut.to_owned(), cut.to_owned(), next, changed];
+    let server = ScriptedServer::start(answers).await;
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
     let object = store_get(&store, "a", 4).await.unwrap().unwrap();
     let ObjectData::Open(reader) = object.data else { panic!("it exceeds the limit") };
@@ -132,6 +135,9 @@ async fn reads_of_an_open_object_continue_its_response_and_other_ranges_are_requ
     assert_eq!(reader.read_at(6..8).await.unwrap(), "67");
     let request = server.take_requests().remove(0);
     assert!(request.contains("range: bytes=6-7\r\n") && request.contains("if-match: \"1\"\r\n"), "{request}");
+    // The body of that range has been read to its end.
+    assert_eq!(reader.read_at(8..9).await.unwrap(), "8");
+    assert!(server.take_requests()[0].contains("range: bytes=8-8\r\n"));
     assert!(matches!(reader.read_at(0..2).await, Err(StoreError::Torn(_))));
 }
 
