@@ -6,9 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::header::{
-    ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING,
-};
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -71,8 +69,10 @@ impl StoreResponse {
         if self.body.announced_bytes().is_some() || last.trim().eq_ignore_ascii_case("chunked") {
             return Ok(());
         }
-        Err(self.body.failed("the server must send Content-Length, or Transfer-Encoding: chunked, because a response that \
-                              ends with its connection may have been cut off"))
+        Err(self.body.failed(
+            "the server must send Content-Length, or Transfer-Encoding: chunked, because a response that \
+             ends with its connection may have been cut off",
+        ))
     }
 
     /// Returns what an error response says.

@@ -281,6 +281,7 @@ impl RemoteStore {
         {
             return Ok(Object { meta, data: ObjectData::InMemory(bytes) });
         }
+        object.release_permit();
         Ok(Object { meta, data: ObjectData::Open(Arc::new(object)) })
     }
 
@@ -379,6 +380,7 @@ impl Store for RemoteStore {
             return Ok(Revalidation::Unchanged);
         }
         let object = RemoteObject::new(Arc::clone(&self.client), key, *response, len);
+        object.release_permit();
         Ok(Revalidation::Current(Some(Object { meta, data: ObjectData::Open(Arc::new(object)) })))
     }
 

@@ -150,10 +150,15 @@ impl RemoteObject {
     pub(super) fn new(client: Arc<StoreClient>, key: &Key, response: StoreResponse, len: u64) -> Self {
         let validators = Validators::of(&response.headers);
         let meta = validators.meta(len);
-        let mut body = response.body;
-        body.release_permit();
-        let started = Mutex::new(Some(StartedBody { body, position: 0, end: len }));
+        let started = Mutex::new(Some(StartedBody { body: response.body, position: 0, end: len }));
         Self { client, key: key.clone(), meta, validators, started }
+    }
+
+    /// Lets other requests use the permit of the response until its bytes are read.
+    pub(super) fn release_permit(&self) {
+        if let Some(started) = &mut *self.started.lock().unwrap_or_else(PoisonError::into_inner) {
+            started.body.release_permit();
+        }
     }
 
     pub(super) fn meta(&self) -> &ObjectMeta {

@@ -9,6 +9,9 @@ use tokio::net::TcpListener;
 
 use super::*;
 
+/// Maximum number of requests that a store of these tests sends at once.
+const CONCURRENCY: usize = 4;
+
 /// A server that gives its answers one after the other, each on a connection of its own, and records the requests. After
 /// the last answer, it repeats it.
 struct ScriptedServer {
@@ -51,12 +54,7 @@ impl ScriptedServer {
         self.store_signed_by(signer::Signer::Anonymous { is_azure: false }, provider, policy)
     }
 
-    fn store_signed_by(
-        &self,
-        signer: signer::Signer,
-        provider: Provider,
-        policy: ForbiddenPolicy,
-    ) -> RemoteStore {
+    fn store_signed_by(&self, signer: signer::Signer, provider: Provider, policy: ForbiddenPolicy) -> RemoteStore {
         let root = RemoteRoot {
             provider,
             bucket: if provider == Provider::Http { String::new() } else { "b".to_owned() },
@@ -69,7 +67,7 @@ impl ScriptedServer {
         let location = Location::new(&root, &settings, DEFAULT_REGION, None).unwrap();
         let http = HttpClient::new(&HttpClientOptions::default()).unwrap();
         let timeout = Duration::from_secs(20);
-        let client = StoreClient::new(location, http, signer, 4, timeout, timeout);
+        let client = StoreClient::new(location, http, signer, CONCURRENCY, timeout, timeout);
         let lister = DirectoryLister::s3(&root.prefix, timeout);
         RemoteStore::new(client, policy, lister)
     }
@@ -311,6 +309,43 @@ async fn a_date_that_is_none_is_not_signed() {
     let object = store_get(&store, "a", 0).await.unwrap().unwrap();
     let ObjectData::Open(reader) = object.data else { panic!("it exceeds the limit") };
     assert!(reader.read_at(2..4).await.unwrap_err().to_string().contains("neither a strong ETag nor a valid"));
+}
+
+#[tokio::test]
+async fn an_object_that_is_read_at_once_keeps_the_permit_of_its_request() {
+    // The server counts the responses whose body it has not sent yet.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = ScriptedServer { url: format!("http://{}", listener.local_addr().unwrap()), requests: Arc::default() };
+    let open = Arc::new(Mutex::new((0, 0)));
+    let counted = Arc::clone(&open);
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                let _ = socket.read(&mut [0; 4096]).await;
+                {
+                    let (now, most) = &mut *counted.lock().unwrap();
+                    *now += 1;
+                    *most = (*most).max(*now);
+                }
+                let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nETag: \"1\"\r\nContent-Length: 5\r\n\r\n";
+                let _ = socket.write_all(head.as_bytes()).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                counted.lock().unwrap().0 -= 1;
+                let _ = socket.write_all(b"block").await;
+            });
+        }
+    });
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    let reads = (0..30).map(|number| {
+        let store = &store;
+        async move { read(store, &format!("a/{number}")).await }
+    });
+    for block in futures_util::future::join_all(reads).await {
+        assert_eq!(block.unwrap().unwrap(), "block");
+    }
+    let (_, most) = *open.lock().unwrap();
+    assert!(most <= CONCURRENCY, "{most} responses were open at once");
 }
 
 #[tokio::test]
