@@ -58,7 +58,7 @@ pub enum StoreError {
         action: &'static str,
         /// Key of the object or directory.
         key: Key,
-        /// What the store says, and what to do. It contains no secret.
+        /// Reason that the store gives, and a remedy. It contains no secret.
         reason: String,
     },
     /// The store cannot list its directories. Its objects can be read.

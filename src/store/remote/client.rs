@@ -1,4 +1,4 @@
-//! Sends the requests of one remote root: a bounded number at once, signed, each within its time limits, and repeated
+//! Sends the requests of one remote root: a bounded number at once, signed, each within its time limits, and retried
 //! after temporary failures.
 
 use std::fmt;
@@ -24,10 +24,10 @@ use super::signer::Signer;
 use crate::http_client::{HttpClient, describe_error};
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 
-/// Number of times that a request is repeated after a temporary failure.
+/// Maximum number of retries of a request after temporary failures.
 const MAX_RETRIES: u32 = 2;
 
-/// Pause before the first repetition, unless the store asks for another. Each further pause is twice as long.
+/// Pause before the first retry, unless the store asks for another. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest pause that the store may ask for. If it asks for more, the request fails at once.
@@ -144,7 +144,7 @@ impl StoreClient {
         permit.map_err(|_elapsed| StoreError::Overloaded(action, key.clone()))
     }
 
-    /// Sends a request, and repeats it after temporary failures. Returns a response with any other status.
+    /// Sends a request, and retries it after temporary failures. Returns a response with any other status.
     ///
     /// # Errors
     /// Returns an error if there is no response, or if the store remains unavailable.
@@ -155,14 +155,14 @@ impl StoreClient {
             let failure = match self.attempt(request, permit).await {
                 Ok(response) if !is_temporary(response.status) => return Ok(response),
                 Ok(response) => {
-                    let pause = retry_after(&response.headers);
+                    let retry_after = retry_after(&response.headers);
                     let answer = response.error_answer();
-                    Failure { pause, error: error_of_answer(request.action, request.key, &answer, pause) }
+                    Failure { retry_after, error: error_of_answer(request.action, request.key, &answer, retry_after) }
                 }
-                Err(error) => Failure { pause: None, error },
+                Err(error) => Failure { retry_after: None, error },
             };
             attempt += 1;
-            let pause = failure.pause.unwrap_or_else(|| own_pause(request.key, attempt));
+            let pause = failure.retry_after.unwrap_or_else(|| backoff(request.key, attempt));
             if attempt > MAX_RETRIES || pause > MAX_PAUSE || Instant::now() + pause >= request.deadline {
                 return Err(failure.error);
             }
@@ -242,9 +242,9 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// Returns the pause before the repetition with this number. It differs from key to key, so that not all requests that
-/// failed at once are repeated at once.
-fn own_pause(key: &Key, attempt: u32) -> Duration {
+/// Returns the pause before the retry with this number. It differs from key to key, so that not all requests that failed
+/// at once are sent again at once.
+fn backoff(key: &Key, attempt: u32) -> Duration {
     let jitter = xxh3_64(key.as_str().as_bytes()).rotate_left(attempt * 8) % 256;
     let pause = FIRST_PAUSE * 2_u32.pow(attempt.saturating_sub(1));
     pause / 2 + pause * u32::try_from(jitter).unwrap_or_default() / 512
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_and_differ_from_key_to_key() {
-        let pause = |key: &str, attempt| own_pause(&Key::parse(key).unwrap(), attempt);
+        let pause = |key: &str, attempt| backoff(&Key::parse(key).unwrap(), attempt);
         for attempt in [1, 2] {
             let longest = FIRST_PAUSE * attempt;
             assert!((longest / 2..longest).contains(&pause("a/0", attempt)));

@@ -8,13 +8,13 @@ use super::super::error::StoreError;
 use super::super::key::Key;
 use super::listing::{ErrorAnswer, ListingError, StoreErrorCode};
 
-/// Pause for clients if a store that asks to be spared names none.
+/// Pause for clients if a store that throttles names none.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 
 /// A temporary failure of a request.
 pub(super) struct Failure {
     /// Pause that the store asks for.
-    pub(super) pause: Option<Duration>,
+    pub(super) retry_after: Option<Duration>,
     pub(super) error: StoreError,
 }
 
@@ -42,7 +42,9 @@ pub(super) fn error_of_answer(
         StoreErrorCode::WrongSignature => denied("check the secret key and the region (store.region)"),
         StoreErrorCode::ClockSkew => denied("set the clock of this machine"),
         StoreErrorCode::WrongRegion => denied("set store.region, or the endpoint that the store names"),
-        StoreErrorCode::RequesterPays => denied("who reads the bucket pays; set store.requester_pays = true to agree"),
+        StoreErrorCode::RequesterPays => {
+            denied("the reader pays for requests to this bucket; set store.requester_pays = true to agree")
+        }
         StoreErrorCode::Archived => denied("the object is archived; restore it first"),
         StoreErrorCode::NoSuchObject | StoreErrorCode::Unavailable | StoreErrorCode::Other => {
             StoreError::Io { action, key, cause: Arc::new(io::Error::other(answer.to_string())) }
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_asks_to_be_spared_names_the_pause() {
+    fn a_store_that_throttles_names_the_pause() {
         let answer = ErrorAnswer::parse(503, b"<Error><Code>SlowDown</Code></Error>");
         let error = error_of_answer("read", &Key::root(), &answer, Some(Duration::from_secs(7)));
         assert!(matches!(error, StoreError::Throttled(_, _, pause) if pause.as_secs() == 7), "{error}");

@@ -74,7 +74,7 @@ impl Location {
         }
     }
 
-    /// Returns true if what is sent to the store can be read on a network.
+    /// Returns true if requests cross a network without encryption.
     pub(super) fn is_exposed(&self) -> bool {
         let Some(authority) = self.origin.strip_prefix("http://") else { return false };
         let host = match authority.strip_prefix('[') {

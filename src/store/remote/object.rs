@@ -33,7 +33,7 @@ const WEAK_PREFIX: &str = "\"weak-";
 /// Beginning of the entity tags that stand for a date of modification.
 const DATE_PREFIX: &str = "\"modified-";
 
-/// What a store sends to identify the content of an object.
+/// Validators of the content of an object: the headers by which a store identifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Validators {
     etag: Option<HeaderValue>,

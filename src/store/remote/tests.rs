@@ -183,7 +183,7 @@ async fn a_comparison_costs_one_request_also_where_the_store_ignores_conditions(
 }
 
 #[tokio::test]
-async fn temporary_failures_are_repeated_twice_and_never_become_holes() {
+async fn temporary_failures_are_retried_twice_and_never_become_holes() {
     let busy = error("503 Slow Down", "SlowDown");
     let server = ScriptedServer::start(vec![busy.clone(), busy.clone(), found("block")]).await;
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);

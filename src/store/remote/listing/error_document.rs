@@ -27,7 +27,7 @@ pub enum StoreErrorCode {
     Throttled,
     /// The store has a temporary fault.
     Unavailable,
-    /// The bucket lets those who request data pay, and the request does not agree to that.
+    /// The bucket charges the requester, and the request does not agree to that.
     RequesterPays,
     /// The object is archived and must be restored before it can be read.
     Archived,

@@ -1,5 +1,5 @@
 //! Lists directories of HTTP servers: by their indexes, or as prefixes of a bucket whose URL is given without a scheme
-//! of its own. What a server offers is found out by trial and remembered.
+//! of its own. The kind of listing that a server has is found out by trial and remembered.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,11 +34,11 @@ pub(super) struct HttpRoot {
     prefix: String,
     /// Name of an object that only directories contain. It shows that a directory exists if the server has no listings.
     marker: &'static str,
-    /// What the server offers, and when that was found out.
+    /// Kind of listing that the server has, and when it was found out.
     kind: Mutex<Option<(ServerKind, Instant)>>,
 }
 
-/// What a server offers for directories.
+/// The kind of listing that a server has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServerKind {
     /// An index.
@@ -256,7 +256,7 @@ impl HttpRoot {
         Some(BucketDirectory { protocol: BucketProtocol::S3, bucket_path, key, prefix })
     }
 
-    /// Tries whether the server is a bucket, or has buckets in its first segments.
+    /// Tests if the server is a bucket, or has buckets in its first segments.
     async fn find_bucket<'a>(
         &self,
         pages: &PageReader<'_>,

@@ -15,14 +15,14 @@ use crate::store::listing::{EntryFilter, Listing};
 /// Lists the directories of one root.
 #[derive(Debug)]
 pub struct DirectoryLister {
-    place: Place,
+    root: RootKind,
     deadline: Duration,
     memory: PageMemory,
 }
 
-/// Location of a root.
+/// The kind of a root.
 #[derive(Debug)]
-enum Place {
+enum RootKind {
     Bucket {
         protocol: BucketProtocol,
         /// Prefix of all keys, without slashes at its ends.
@@ -47,14 +47,14 @@ impl DirectoryLister {
 
     fn bucket(protocol: BucketProtocol, prefix: &str, deadline: Duration) -> Self {
         let prefix = prefix.trim_matches('/').to_owned();
-        Self { place: Place::Bucket { protocol, prefix, marker: None }, deadline, memory: PageMemory::new() }
+        Self { root: RootKind::Bucket { protocol, prefix, marker: None }, deadline, memory: PageMemory::new() }
     }
 
     /// Sets the name of an object that shows that a directory exists, for buckets whose objects may be read but not
     /// listed. Without it, every call for such a bucket is refused.
     #[must_use]
     pub fn with_marker(mut self, name: &'static str) -> Self {
-        if let Place::Bucket { marker, .. } = &mut self.place {
+        if let RootKind::Bucket { marker, .. } = &mut self.root {
             *marker = Some(name);
         }
         self
@@ -66,8 +66,8 @@ impl DirectoryLister {
     /// # Errors
     /// Returns an error if the origin is not a URL.
     pub fn http(origin: &str, prefix: &str, marker: &'static str, deadline: Duration) -> Result<Self, url::ParseError> {
-        let place = Place::Http(HttpRoot::new(origin, prefix, marker)?);
-        Ok(Self { place, deadline, memory: PageMemory::new() })
+        let root = RootKind::Http(HttpRoot::new(origin, prefix, marker)?);
+        Ok(Self { root, deadline, memory: PageMemory::new() })
     }
 
     /// Lists a directory, as [`Store::list`](crate::store::Store::list) describes. Names that no key can have are
@@ -86,15 +86,15 @@ impl DirectoryLister {
         let pages = PageReader { transport, memory: &self.memory };
         let mut selection = EntrySelection::new(ListingRequest { directory: key, after, limit, filter });
         let exists = self.within_deadline("list", key, async {
-            match &self.place {
-                Place::Bucket { protocol, prefix, marker } => {
+            match &self.root {
+                RootKind::Bucket { protocol, prefix, marker } => {
                     let result = bucket_directory(*protocol, prefix, key).list(&pages, &mut selection).await;
                     let Some((answer, exists)) = exists_if_denied(&result, &pages, key, *marker).await? else {
                         return result;
                     };
                     if exists { Err(ListingError::CannotList(key.clone(), answer)) } else { Ok(false) }
                 }
-                Place::Http(root) => root.list(&pages, &mut selection).await,
+                RootKind::Http(root) => root.list(&pages, &mut selection).await,
             }
         });
         Ok(exists.await?.then(|| selection.finish()))
@@ -107,13 +107,13 @@ impl DirectoryLister {
     pub async fn is_directory(&self, transport: &dyn ListingTransport, key: &Key) -> Result<bool, ListingError> {
         let pages = PageReader { transport, memory: &self.memory };
         let is_directory = self.within_deadline("find", key, async {
-            match &self.place {
-                Place::Bucket { protocol, prefix, marker } => {
+            match &self.root {
+                RootKind::Bucket { protocol, prefix, marker } => {
                     let result = bucket_directory(*protocol, prefix, key).exists(&pages).await;
                     let exists = exists_if_denied(&result, &pages, key, *marker).await?;
                     exists.map_or(result, |(_, exists)| Ok(exists))
                 }
-                Place::Http(root) => root.is_directory(&pages, key).await,
+                RootKind::Http(root) => root.is_directory(&pages, key).await,
             }
         });
         is_directory.await
@@ -127,11 +127,11 @@ impl DirectoryLister {
         let pages = PageReader { transport, memory: &self.memory };
         let root = Key::root();
         self.within_deadline("find", &root, async {
-            match &self.place {
-                Place::Bucket { protocol, prefix, .. } => {
+            match &self.root {
+                RootKind::Bucket { protocol, prefix, .. } => {
                     bucket_directory(*protocol, prefix, &root).exists(&pages).await.map(|_exists| ())
                 }
-                Place::Http(_) => Ok(()),
+                RootKind::Http(_) => Ok(()),
             }
         })
         .await

@@ -3,7 +3,7 @@
 use super::transport::{ListingError, ListingResponse, ListingTransport};
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 
-/// Maximum number of bytes of a page of a bucket: 1,000 keys of 1,024 bytes, with what is around them.
+/// Maximum number of bytes of a page of a bucket: 1,000 keys of 1,024 bytes, with their XML.
 pub(super) const MAX_PAGE_BYTES: usize = 4 << 20;
 
 /// Maximum number of bytes of the index of an HTTP server, which has no pages. nginx writes 12.5 MB for 100,000 entries.

@@ -176,7 +176,7 @@ impl<'a> EntrySelection<'a> {
         prefixes.filter(is_unknown).filter(is_wanted).map(str::to_owned).collect()
     }
 
-    /// Returns the listing of what was offered.
+    /// Returns the listing of the offered entries.
     pub(super) fn finish(mut self) -> Listing {
         let has_more = self.smallest.len() > self.request.limit;
         if has_more {

@@ -1,4 +1,4 @@
-//! What a lister needs from a client of a store, and the errors of listings.
+//! The interface between a lister and the client of a store, and the errors of listings.
 
 use async_trait::async_trait;
 use bytes::Bytes;
