@@ -45,7 +45,7 @@ use location::Location;
 use object::{CollectedObject, RemoteObject, Validators, check_encoding, if_changed};
 use variables::Variables;
 
-/// Name of the object by which the store is probed. Directories without listings are recognised by it.
+/// Name of the object that shows that a store is well, and that a directory without a listing exists.
 const ATTRIBUTES: &str = "attributes.json";
 
 /// Region of a store with the protocol of S3 that names none.

@@ -33,7 +33,7 @@ const WEAK_PREFIX: &str = "\"weak-";
 /// Beginning of the entity tags that stand for a date of modification.
 const DATE_PREFIX: &str = "\"modified-";
 
-/// Validators of the content of an object: the headers by which a store identifies it.
+/// Validators of the content of an object: headers of the store that identify it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Validators {
     etag: Option<HeaderValue>,
@@ -130,7 +130,7 @@ pub(super) struct RemoteObject {
     started: Mutex<Option<StartedBody>>,
 }
 
-/// A body of which a part has been read.
+/// A body whose beginning may have been read.
 struct StartedBody {
     body: ResponseBody,
     /// Position in the object of the next byte.
