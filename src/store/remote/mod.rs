@@ -45,7 +45,7 @@ use location::Location;
 use object::{CollectedObject, RemoteObject, Validators, check_encoding, if_changed};
 use variables::Variables;
 
-/// Name of the object that shows that a store is well, and that a directory without a listing exists.
+/// Name of the object that a probe of the store reads. Directories without listings are recognised by it.
 const ATTRIBUTES: &str = "attributes.json";
 
 /// Region of a store with the protocol of S3 that names none.

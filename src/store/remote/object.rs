@@ -130,7 +130,7 @@ pub(super) struct RemoteObject {
     started: Mutex<Option<StartedBody>>,
 }
 
-/// A body whose beginning may have been read.
+/// A body that has been read in part.
 struct StartedBody {
     body: ResponseBody,
     /// Position in the object of the next byte.
