@@ -53,7 +53,7 @@ impl ListingTransport for Replies<'_> {
     }
 
     async fn has_object(&self, key: &Key) -> Result<bool, StoreError> {
-        Ok(key.as_str().len() % 2 == 0)
+        Ok(key.as_str().len().is_multiple_of(2))
     }
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn run(data: &[u8]) {
 fn with_checks() -> EntryFilter {
     Arc::new(|entry: &DirEntry| match entry.is_directory {
         true => FilterDecision::KeepIfContains("attributes.json"),
-        false if entry.name.len() % 2 == 0 => FilterDecision::Keep,
+        false if entry.name.len().is_multiple_of(2) => FilterDecision::Keep,
         false => FilterDecision::Skip,
     })
 }

@@ -136,16 +136,14 @@ impl RootAddress {
         let lower_case_host = host.to_ascii_lowercase();
         let host = if scheme.contains("http") { lower_case_host.as_str() } else { host };
         let forms = FORMS.iter().filter(|form| form.schemes.contains(&scheme.as_str()));
-        match forms.map(|form| (form.parse)(&scheme, host, path)).find_map(|parsed| parsed) {
-            Some(result) => result.map(Self::Remote),
-            None => {
-                let examples: Vec<&str> = FORMS.iter().map(|form| form.example).collect();
-                Err(format!(
-                    "{scheme}:// is not the scheme of a container: write a directory, file:///PATH, or one of {}",
-                    examples.join(", ")
-                ))
-            }
+        if let Some(result) = forms.map(|form| (form.parse)(&scheme, host, path)).find_map(|parsed| parsed) {
+            return result.map(Self::Remote);
         }
+        let examples: Vec<&str> = FORMS.iter().map(|form| form.example).collect();
+        Err(format!(
+            "{scheme}:// is not the scheme of a container: write a directory, file:///PATH, or one of {}",
+            examples.join(", ")
+        ))
     }
 
     /// Returns the directory; `None` if the container is not a local directory.
@@ -298,7 +296,7 @@ fn decode_path(path: &str) -> Result<String, String> {
         return Err(format!("the address has a query or a fragment: leave out {rest:?} and what follows it"));
     }
     let decoded = percent_decode_str(path).decode_utf8();
-    let decoded = decoded.map_err(|_| format!("the path {path:?} is not UTF-8 after percent-decoding"))?;
+    let decoded = decoded.map_err(|_invalid| format!("the path {path:?} is not UTF-8 after percent-decoding"))?;
     Ok(decoded.trim_matches('/').to_owned())
 }
 
@@ -360,7 +358,7 @@ fn parse_aws(_: &str, host: &str, path: &str) -> Option<Result<RemoteRoot, Strin
     } else {
         decode_path(path).and_then(|prefix| bucket_root(Provider::S3, name, &prefix))
     };
-    Some(parsed.map(|root| RemoteRoot { region, endpoint, ..root }))
+    Some(parsed.map(|root| RemoteRoot { endpoint, region, ..root }))
 }
 
 /// Returns the base URL of Amazon S3 in a region of China, which has its own domain.
@@ -376,6 +374,7 @@ fn parse_google(_: &str, host: &str, path: &str) -> Option<Result<RemoteRoot, St
     Some(decode_path(path).and_then(|prefix| bucket_root(Provider::Google, name, &prefix)))
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the parsers of all forms have the same type")]
 fn parse_abfs(_: &str, host: &str, path: &str) -> Option<Result<RemoteRoot, String>> {
     let Some((container, account)) = host.split_once('@') else {
         return Some(bucket_root(Provider::Azure, host, path));
@@ -393,6 +392,7 @@ fn parse_azure(_: &str, host: &str, path: &str) -> Option<Result<RemoteRoot, Str
     Some(bucket_in_path(Provider::Azure, path).map(|root| RemoteRoot { account, ..root }))
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the parsers of all forms have the same type")]
 fn parse_http(scheme: &str, host: &str, path: &str) -> Option<Result<RemoteRoot, String>> {
     Some(check_host(host).and_then(|()| {
         let endpoint = Some(format!("{scheme}://{host}"));
@@ -400,6 +400,7 @@ fn parse_http(scheme: &str, host: &str, path: &str) -> Option<Result<RemoteRoot,
     }))
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the parsers of all forms have the same type")]
 fn parse_memory(_: &str, host: &str, path: &str) -> Option<Result<RemoteRoot, String>> {
     let prefix = [host, path].join("/").trim_matches('/').to_owned();
     Some(Ok(remote_root(Provider::Memory, "", prefix)))

@@ -250,6 +250,7 @@ pub(super) mod auto_policy {
 
     use crate::config::values::RevalidationPolicy;
 
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
     pub(crate) fn serialize<S: Serializer>(
         policy: &Option<RevalidationPolicy>,
         serializer: S,
@@ -270,6 +271,7 @@ pub(super) mod auto_duration {
 
     use serde::{Deserializer, Serializer};
 
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
     pub(crate) fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         crate::config::values::serialize_auto(duration.map(humantime::format_duration), serializer)
     }

@@ -136,9 +136,10 @@ fn every_setting_is_documented_and_every_documented_one_exists() {
 fn default_settings() -> BTreeMap<String, toml::Value> {
     fn flatten(prefix: &str, table: toml::Table, settings: &mut BTreeMap<String, toml::Value>) {
         for (key, value) in table {
-            match value {
-                toml::Value::Table(inner) => flatten(&format!("{prefix}{key}."), inner, settings),
-                value => drop(settings.insert(format!("{prefix}{key}"), value)),
+            if let toml::Value::Table(inner) = value {
+                flatten(&format!("{prefix}{key}."), inner, settings);
+            } else {
+                settings.insert(format!("{prefix}{key}"), value);
             }
         }
     }
