@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 use super::caller::TokenError;
 use crate::config::JwtConfig;
 use crate::http_client::{BlockingHttpClient, HttpClientOptions};
-use crate::runtime::watched_files::WatchedFiles;
+use crate::runtime::watched_files::{WatchedFiles, read_small_file};
 use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer};
 
 /// Maximum number of keys in a set. Further keys are ignored.
@@ -302,14 +302,18 @@ fn run_fetches(
 }
 
 fn build_client(roots: Option<&Path>) -> Result<BlockingHttpClient, String> {
+    let in_file = |why: String| match roots {
+        Some(path) => format!("{}: {why}", path.display()),
+        None => why,
+    };
     let options = HttpClientOptions {
-        roots: roots.map(Path::to_owned),
+        roots: roots.map(read_small_file).transpose().map_err(in_file)?,
         is_https_only: true,
         // Proxy variables of the environment are ignored, because they are not part of the configuration.
         uses_proxy: false,
         ..HttpClientOptions::default()
     };
-    BlockingHttpClient::new(&options, FETCH_TIMEOUT)
+    BlockingHttpClient::new(&options, FETCH_TIMEOUT).map_err(in_file)
 }
 
 fn fetch(client: &BlockingHttpClient, url: &str) -> Result<KeySet, String> {

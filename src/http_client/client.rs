@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,8 +34,8 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("n5-server/", env!("
 /// Options of an [`HttpClient`].
 #[derive(Debug, Clone, Default)]
 pub struct HttpClientOptions {
-    /// PEM file of the certificates that are trusted instead of the built-in ones.
-    pub roots: Option<PathBuf>,
+    /// Certificates that are trusted instead of the built-in ones, as PEM.
+    pub roots: Option<String>,
     /// True if `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` are used.
     pub uses_proxy: bool,
     /// True if addresses on the local link may be connected to.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use axum::http::HeaderValue;
 use futures_util::future::join_all;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::data_search;
 use crate::config::{CacheControl, Config, ContainerConfig, Provider, RemoteRoot, RootAddress, short_name};
@@ -322,7 +322,8 @@ async fn open_with_timeout(
                 anyhow::Ok(ContainerLocation::Local { store: off_thread(timeout, open).await?, call_timeout })
             }
             RootAddress::Remote(root) => {
-                let opened = tokio::time::timeout(timeout, open_remote_store(root, container, call_timeout)).await;
+                let opening = open_remote_store(root, container, call_timeout, attempt);
+                let opened = tokio::time::timeout(timeout, opening).await;
                 let store = opened.with_context(|| format!("the store does not answer within {timeout:?}"))??;
                 Ok(ContainerLocation::Remote { store, call_timeout })
             }
@@ -349,11 +350,13 @@ async fn open_remote_store(
     root: &RemoteRoot,
     container: &ContainerConfig,
     call_timeout: Duration,
+    attempt: OwnedMutexGuard<()>,
 ) -> anyhow::Result<Arc<dyn Store>> {
     if root.provider == Provider::Memory {
         return Ok(Arc::new(MemoryStore::new([], 0)));
     }
-    let store = RemoteStore::open(root, &container.store, call_timeout).await.map_err(anyhow::Error::msg)?;
+    let store = RemoteStore::open(root, &container.store, call_timeout, attempt).await;
+    let store = store.map_err(anyhow::Error::msg)?;
     Ok(Arc::new(store))
 }
 

@@ -25,6 +25,9 @@ const AWS_KEYS: [&str; 2] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
 /// Variables by which a container of Amazon's services names its credentials.
 const AWS_CONTAINER: [&str; 2] = ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
 
+/// Variables of a container whose credentials are at any URL.
+const AWS_CONTAINER_URL: [&str; 2] = ["AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"];
+
 /// Variables with a web identity of Amazon.
 const AWS_WEB_IDENTITY: [&str; 2] = ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"];
 
@@ -53,7 +56,7 @@ const PROFILE_KEYS: [(&str, &str); 5] = [
     ("role_arn", "AWS_ROLE_ARN"),
 ];
 
-/// Credentials of a root, and what comes with them.
+/// Credentials of a root, and the region and account that they name.
 #[derive(Debug)]
 pub(super) struct Credentials {
     pub(super) source: FoundSource,
@@ -361,10 +364,23 @@ impl Finder<'_> {
     /// Returns the client by which credentials are obtained. Metadata services are at addresses on the local link, and
     /// never behind a proxy.
     fn client(&self, uses_proxy: bool, allows_link_local: bool) -> Result<CredentialClient, String> {
-        let roots = Some(self.settings.ca.clone()).filter(|path| !path.as_os_str().is_empty());
-        let options = HttpClientOptions { roots, uses_proxy, allows_link_local, ..HttpClientOptions::default() };
-        Ok(CredentialClient(HttpClient::new(&options)?))
+        let options = HttpClientOptions { uses_proxy, allows_link_local, ..HttpClientOptions::default() };
+        Ok(CredentialClient(http_client(self.settings, &options)?))
     }
+}
+
+/// Returns a client with `options` that trusts the certificates in the file `store.ca`, if there is one. Reads the file.
+///
+/// # Errors
+/// Returns a message if the file cannot be read or contains no certificate.
+pub(super) fn http_client(settings: &StoreSettings, options: &HttpClientOptions) -> Result<HttpClient, String> {
+    let path = &settings.ca;
+    if path.as_os_str().is_empty() {
+        return HttpClient::new(options);
+    }
+    let in_file = |why: String| format!("{}: {why}", path.display());
+    let roots = Some(read_small_file(path).map_err(in_file)?);
+    HttpClient::new(&HttpClientOptions { roots, ..options.clone() }).map_err(in_file)
 }
 
 /// Returns credentials that are made by `parse` whenever the text of a file changes.
@@ -382,9 +398,7 @@ fn s3_provider(
     client: &CredentialClient,
 ) -> Result<Arc<dyn CredentialProvider<Credential = AwsCredential>>, String> {
     check_printable(variables)?;
-    if !variables.has_any(&AWS_KEYS) && !variables.has_any(&AWS_WEB_IDENTITY) && !variables.has_any(&AWS_CONTAINER) {
-        return Err("it contains no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned());
-    }
+    check_complete(variables)?;
     let mut builder = AmazonS3Builder::new().with_bucket_name("b").with_retry(retries());
     for (name, value) in variables.iter() {
         let key = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>();
@@ -397,6 +411,30 @@ fn s3_provider(
     }
     let store = builder.with_http_connector(client.clone()).build().map_err(|error| error.to_string())?;
     Ok(Arc::clone(store.credentials()))
+}
+
+/// Returns an error unless `variables` have complete credentials of Amazon. For incomplete ones, `object_store` would ask
+/// the metadata service of the machine.
+fn check_complete(variables: &Variables) -> Result<(), String> {
+    // Keys have precedence, and `object_store` refuses one without the other.
+    if variables.has_any(&AWS_KEYS) || variables.has_any(&AWS_CONTAINER[..1]) {
+        return Ok(());
+    }
+    let mut missing = None;
+    for names in [AWS_WEB_IDENTITY, AWS_CONTAINER_URL] {
+        match names.map(|name| variables.get(name).is_some()) {
+            [true, true] => return Ok(()),
+            [true, false] => missing = missing.or(Some((names[0], names[1]))),
+            [false, true] => missing = missing.or(Some((names[1], names[0]))),
+            [false, false] => {}
+        }
+    }
+    Err(match missing {
+        Some((present, missing)) => {
+            format!("{present} is set without {missing}; set both, or choose other credentials by store.credentials")
+        }
+        None => "it contains no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned(),
+    })
 }
 
 /// Returns true if a setting of `object_store` is part of credentials, and not of requests.
@@ -447,6 +485,7 @@ fn azure_provider(
     }
     let account = account.map(str::to_owned).or_else(|| azure_account(variables)).unwrap_or_else(|| "a".to_owned());
     let mut builder = MicrosoftAzureBuilder::new().with_container_name("c").with_account(account).with_retry(retries());
+    let mut keys = Vec::new();
     for (name, value) in variables.iter() {
         // `azure_storage_account_key` is the name that Azure's own programs use.
         let name = if name == "AZURE_STORAGE_KEY" {
@@ -456,7 +495,19 @@ fn azure_provider(
         };
         if let Some(key) = name.parse::<AzureConfigKey>().ok().filter(|key| is_azure_credential(*key)) {
             builder = builder.with_config(key, value);
+            keys.push(key);
         }
+    }
+    // For an incomplete login, `object_store` would ask the metadata service of the machine.
+    let has = |key| keys.contains(&key);
+    let has_secret = has(AzureConfigKey::AccessKey) || has(AzureConfigKey::SasKey) || has(AzureConfigKey::Token);
+    let has_login = has(AzureConfigKey::ClientId) && has(AzureConfigKey::AuthorityId);
+    if !has_secret && !has_login {
+        return Err(
+            "AZURE_CLIENT_SECRET and AZURE_FEDERATED_TOKEN_FILE need AZURE_CLIENT_ID and AZURE_TENANT_ID; set \
+                    them, or choose other credentials by store.credentials"
+                .to_owned(),
+        );
     }
     let store = builder.with_http_connector(client.clone()).build();
     // The text of the error may contain a part of the secret.
@@ -551,6 +602,45 @@ mod tests {
         let settings = StoreSettings { endpoint: "https://s3.lab.org".to_owned(), ..settings("auto") };
         let found = find(&root(Provider::S3, None), &settings, &variables(KEYS)).unwrap();
         assert!(matches!(found.source, FoundSource::Anonymous) && found.region.is_none());
+    }
+
+    #[test]
+    fn incomplete_credentials_are_an_error_and_never_lead_to_the_metadata_service() {
+        let url = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
+        for (present, missing) in
+            [(url, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN")]
+        {
+            for source in ["auto", "env"] {
+                let error = kind(&root(Provider::S3, None), source, &[(present, "http://127.0.0.1:1/x")]);
+                assert!(error.contains(missing), "{present}, {source}: {error}");
+            }
+        }
+        let complete = [(url, "http://127.0.0.1:1/x"), ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "/token")];
+        assert_eq!(kind(&root(Provider::S3, None), "auto", &complete), "S3");
+        let error = kind(&root(Provider::Azure, None), "auto", &[("AZURE_CLIENT_SECRET", "canary")]);
+        assert!(error.contains("AZURE_TENANT_ID") && !error.contains("canary"), "{error}");
+        let login = [("AZURE_CLIENT_SECRET", "canary"), ("AZURE_CLIENT_ID", "a"), ("AZURE_TENANT_ID", "b")];
+        assert_eq!(kind(&root(Provider::Azure, None), "auto", &login), "Azure");
+        // The role of a profile is not assumed with the keys of another profile.
+        let client = CredentialClient(HttpClient::new(&HttpClientOptions::default()).unwrap());
+        let error = s3_provider(&variables(&[("AWS_ROLE_ARN", "arn")]), None, &client).unwrap_err();
+        assert!(error.contains("AWS_WEB_IDENTITY_TOKEN_FILE"), "{error}");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test needs files")]
+    fn certificates_are_read_from_regular_files_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("roots");
+        let settings = StoreSettings { ca: path.clone(), ..StoreSettings::default() };
+        let error = || http_client(&settings, &HttpClientOptions::default()).unwrap_err();
+        assert!(error().contains("roots: cannot be read"), "{}", error());
+        // A pipe would block its reader.
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        assert!(error().contains("roots: is not a regular file"), "{}", error());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "no certificate").unwrap();
+        assert!(error().contains("roots: contains no PEM certificate"), "{}", error());
     }
 
     #[test]

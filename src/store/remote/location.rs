@@ -109,6 +109,12 @@ fn split_origin(url: &str) -> (&str, &str) {
     url.split_at_checked(path_start).unwrap_or((url, ""))
 }
 
+/// Returns the base URL of Amazon's stores in `region`.
+pub(super) fn amazon_endpoint(region: &str) -> String {
+    let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+    format!("https://s3.{region}.{domain}")
+}
+
 fn s3_bucket(root: &RemoteRoot, settings: &StoreSettings, custom: Option<&str>, region: &str) -> (String, String) {
     let bucket = encode(&root.bucket);
     // Certificates of Amazon do not cover names with further dots.
@@ -117,8 +123,7 @@ fn s3_bucket(root: &RemoteRoot, settings: &StoreSettings, custom: Option<&str>, 
         AddressingStyle::Path => true,
         AddressingStyle::Host => false,
     };
-    let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
-    let own = format!("https://s3.{region}.{domain}");
+    let own = amazon_endpoint(region);
     let endpoint = custom.unwrap_or(&own);
     if is_in_path {
         return in_path(endpoint, &bucket);

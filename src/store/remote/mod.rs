@@ -34,6 +34,7 @@ use super::object::{InlineLimit, Object, ObjectData, ObjectMeta, Revalidation};
 use crate::config::{ForbiddenPolicy, Provider, RemoteRoot, StoreSettings};
 use crate::http_client::{HttpClient, HttpClientOptions};
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairSemaphore};
+use crate::runtime::off_thread::off_thread;
 use client::{StoreClient, StoreRequest, StoreResponse, content_length};
 use failure::{error_of_answer, error_of_listing};
 use forbidden::{ForbiddenKeys, IMPOSSIBLE_NAME};
@@ -90,32 +91,52 @@ impl RemoteStore {
     /// Opens the container at `root`: finds its credentials and its region, and checks that it can be read. A call that
     /// takes longer than `call_timeout` fails.
     ///
+    /// Files are read on a thread of its own, which keeps `attempt` until the files have been read, even if the caller
+    /// has given up.
+    ///
     /// # Errors
     /// Returns a message that says what is wrong and what to do. It contains no secret.
-    pub async fn open(root: &RemoteRoot, settings: &StoreSettings, call_timeout: Duration) -> Result<Self, String> {
-        Self::open_with(root, settings, call_timeout, &Variables::from_env()).await
+    pub async fn open(
+        root: &RemoteRoot,
+        settings: &StoreSettings,
+        call_timeout: Duration,
+        attempt: impl Send + 'static,
+    ) -> Result<Self, String> {
+        Self::open_with(root, settings, call_timeout, Variables::from_env(), attempt).await
     }
 
     async fn open_with(
         root: &RemoteRoot,
         settings: &StoreSettings,
         call_timeout: Duration,
-        variables: &Variables,
+        variables: Variables,
+        attempt: impl Send + 'static,
     ) -> Result<Self, String> {
-        let credentials = credentials::find(root, settings, variables)?;
-        let http = HttpClient::new(&HttpClientOptions {
-            roots: Some(settings.ca.clone()).filter(|path| !path.as_os_str().is_empty()),
-            uses_proxy: true,
-            max_idle_connections: settings.concurrency,
-            ..HttpClientOptions::default()
-        })?;
+        let read_files = {
+            let (root, settings) = (root.clone(), settings.clone());
+            move || {
+                let credentials = credentials::find(&root, &settings, &variables).map_err(anyhow::Error::msg)?;
+                let options = HttpClientOptions {
+                    uses_proxy: true,
+                    max_idle_connections: settings.concurrency,
+                    ..HttpClientOptions::default()
+                };
+                let http = credentials::http_client(&settings, &options).map_err(anyhow::Error::msg)?;
+                Ok((attempt, credentials, http))
+            }
+        };
+        let files = off_thread(call_timeout, read_files).await;
+        let (_attempt, credentials, http) = files.map_err(|error| format!("{error:#}"))?;
         let named = Some(settings.region.clone()).filter(|region| !region.is_empty());
-        let mut region = root.region.clone().or(named).or(credentials.region);
+        let mut region = root.region.clone().or(named);
         if region.is_none() && root.provider == Provider::S3 && location::endpoint(root, settings).is_none() {
             let timeout = settings.timeout.min(call_timeout);
-            region = Some(find_region(&http, &root.bucket, timeout).await?);
+            // Buckets of China and of the government are known only in their own regions.
+            let endpoint = location::amazon_endpoint(credentials.region.as_deref().unwrap_or(DEFAULT_REGION));
+            let found = find_region(&http, &endpoint, &root.bucket, credentials.region.as_deref(), timeout);
+            region = Some(found.await?);
         }
-        let region = region.unwrap_or_else(|| DEFAULT_REGION.to_owned());
+        let region = region.or(credentials.region).unwrap_or_else(|| DEFAULT_REGION.to_owned());
         let account = credentials.account.as_deref();
         let location = Location::new(root, settings, &region, account)?;
         let signer = credentials.source.signer(root.provider, &region, settings.requester_pays, account)?;
@@ -452,12 +473,24 @@ impl ListingTransport for RemoteStore {
     }
 }
 
-/// Asks Amazon for the region of a bucket.
+/// Asks Amazon at `endpoint` for the region of a bucket. Returns `fallback` if there is no answer: the region of the
+/// environment is that of the machine, which need not be that of the bucket.
 ///
 /// # Errors
-/// Returns a message if there is no answer, or no such bucket.
-async fn find_region(http: &HttpClient, bucket: &str, timeout: Duration) -> Result<String, String> {
-    let url = format!("https://s3.{DEFAULT_REGION}.amazonaws.com/{bucket}");
+/// Returns a message if there is neither an answer nor a fallback.
+async fn find_region(
+    http: &HttpClient,
+    endpoint: &str,
+    bucket: &str,
+    fallback: Option<&str>,
+    timeout: Duration,
+) -> Result<String, String> {
+    let found = ask_for_region(http, endpoint, bucket, timeout).await;
+    found.or_else(|why| fallback.map(str::to_owned).ok_or(why))
+}
+
+async fn ask_for_region(http: &HttpClient, endpoint: &str, bucket: &str, timeout: Duration) -> Result<String, String> {
+    let url = format!("{endpoint}/{bucket}");
     let request = Request::head(url).body(Full::<Bytes>::default());
     let request = request.map_err(|error| format!("the name of the bucket is not valid: {error}"))?;
     let response = tokio::time::timeout(timeout, http.send(request)).await;

@@ -375,3 +375,24 @@ async fn an_object_without_a_length_is_read_whatever_the_limit_of_the_caller() {
     assert!(read(&store, "a").await.unwrap_err().to_string().contains("does not announce"));
     assert_eq!(store.unannounced.free(), UNANNOUNCED_OBJECTS);
 }
+
+#[tokio::test]
+async fn the_region_that_amazon_names_has_precedence_over_that_of_the_machine() {
+    let http = HttpClient::new(&HttpClientOptions::default()).unwrap();
+    let named = answer("301 Moved Permanently", "x-amz-bucket-region: eu-west-1\r\n", "");
+    for (reply, fallback, expected) in [
+        (named, Some("us-west-2"), Ok("eu-west-1")),
+        (answer("403 Forbidden", "", ""), Some("us-west-2"), Ok("us-west-2")),
+        (answer("403 Forbidden", "", ""), None, Err("set store.region")),
+        (answer("404 Not Found", "", ""), None, Err("there is no bucket")),
+    ] {
+        let server = ScriptedServer::start(vec![reply]).await;
+        let found = find_region(&http, &server.url, "lab", fallback, Duration::from_secs(20)).await;
+        match (found, expected) {
+            (Ok(region), Ok(expected)) => assert_eq!(region, expected),
+            (Err(why), Err(expected)) => assert!(why.contains(expected), "{why}"),
+            (found, expected) => panic!("{found:?}, {expected:?}"),
+        }
+        assert!(server.take_requests()[0].starts_with("head /lab http/1.1\r\n"));
+    }
+}
