@@ -13,7 +13,9 @@ use futures_util::future::join_all;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::data_search;
-use crate::config::{CacheControl, Config, ContainerConfig, Provider, RemoteRoot, RootAddress, short_name};
+use crate::config::{
+    CacheControl, Config, ContainerConfig, Provider, RemoteRoot, RootAddress, StoreSettings, short_name,
+};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
@@ -40,6 +42,9 @@ enum ContainerLocation {
     /// A container in an object store, on an HTTP server, or in memory.
     Remote {
         store: Arc<dyn Store>,
+        /// Settings by which the store was opened. They differ from those of the configuration if a reload could not
+        /// open the store by the new ones.
+        settings: Box<StoreSettings>,
         call_timeout: Duration,
     },
     /// A container that has not been opened since the start.
@@ -111,9 +116,9 @@ impl MountedContainer {
                     && call_timeout == other_timeout
             }
             (
-                ContainerLocation::Remote { call_timeout, .. },
-                ContainerLocation::Remote { call_timeout: other_timeout, .. },
-            ) => (&self.config.root, &self.config.store, call_timeout) == (&config.root, &config.store, other_timeout),
+                ContainerLocation::Remote { settings, call_timeout, .. },
+                ContainerLocation::Remote { settings: other_settings, call_timeout: other_timeout, .. },
+            ) => (&self.config.root, settings, call_timeout) == (&config.root, other_settings, other_timeout),
             (ContainerLocation::Unopened, ContainerLocation::Unopened) => self.config.root == config.root,
             (
                 ContainerLocation::Demo
@@ -251,6 +256,11 @@ async fn reopen(
         return Ok((opened, open_lock));
     };
     let open_lock = Arc::clone(&known.open_lock);
+    if let ContainerLocation::Remote { settings, call_timeout: known_timeout, .. } = &known.location
+        && (&**settings, *known_timeout) == (&container.store, call_timeout)
+    {
+        return Ok((known.location.clone(), open_lock));
+    }
     let result = if known.is_responsive() {
         let opened = open_with_timeout(container, call_timeout, &open_lock, REOPEN_TIMEOUT.min(call_timeout)).await;
         opened.and_then(|location| check_still_mounted(current, container, &location).map(|()| location))
@@ -325,7 +335,7 @@ async fn open_with_timeout(
                 let opening = open_remote_store(root, container, call_timeout, attempt);
                 let opened = tokio::time::timeout(timeout, opening).await;
                 let store = opened.with_context(|| format!("the store does not answer within {timeout:?}"))??;
-                Ok(ContainerLocation::Remote { store, call_timeout })
+                Ok(ContainerLocation::Remote { store, settings: Box::new(container.store.clone()), call_timeout })
             }
         }
     };
