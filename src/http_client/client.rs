@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::header::{HeaderValue, PROXY_AUTHORIZATION, USER_AGENT};
@@ -16,7 +15,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use super::connector::Connector;
+use super::connector::{Connector, Proxies};
 use super::tls;
 
 /// Time limit for a TCP connection to be made, over all addresses of a host.
@@ -36,7 +35,7 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("n5-server/", env!("
 pub struct HttpClientOptions {
     /// Certificates that are trusted instead of the built-in ones, as PEM.
     pub roots: Option<String>,
-    /// True if `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` are used.
+    /// True if `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` are used, except for this machine.
     pub uses_proxy: bool,
     /// True if addresses on the local link may be connected to.
     pub allows_link_local: bool,
@@ -50,7 +49,7 @@ pub struct HttpClientOptions {
 #[derive(Clone)]
 pub struct HttpClient {
     client: Client<HttpsConnector<Connector>, Full<Bytes>>,
-    proxies: Option<Arc<Matcher>>,
+    proxies: Option<Proxies>,
     is_https_only: bool,
 }
 
@@ -82,8 +81,11 @@ impl HttpClient {
     /// # Errors
     /// Returns a message if the certificates cannot be used.
     pub fn new(options: &HttpClientOptions) -> Result<Self, String> {
+        Self::with_proxies(options, options.uses_proxy.then(|| Proxies::new(Matcher::from_env())))
+    }
+
+    fn with_proxies(options: &HttpClientOptions, proxies: Option<Proxies>) -> Result<Self, String> {
         let tls = tls::client_config(options.roots.as_deref())?;
-        let proxies = options.uses_proxy.then(|| Arc::new(Matcher::from_env()));
         let connector = Connector::new(proxies.clone(), options.allows_link_local, CONNECT_TIMEOUT);
         let builder = HttpsConnectorBuilder::new().with_tls_config(tls);
         let builder = if options.is_https_only { builder.https_only() } else { builder.https_or_http() };
@@ -109,7 +111,7 @@ impl HttpClient {
         request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
         if scheme == Some(Scheme::HTTP) {
             // Without TLS, the proxy gets its password with the request; otherwise with the request for a tunnel.
-            let proxy = self.proxies.as_ref().and_then(|proxies| proxies.intercept(request.uri()));
+            let proxy = self.proxies.as_ref().and_then(|proxies| proxies.find(request.uri()));
             if let Some(password) = proxy.as_ref().and_then(|proxy| proxy.basic_auth()) {
                 request.headers_mut().insert(PROXY_AUTHORIZATION, password.clone());
             }
@@ -135,6 +137,9 @@ pub fn describe_error(error: &dyn Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
     use super::*;
 
     fn get(url: &str) -> Request<Full<Bytes>> {
@@ -155,6 +160,41 @@ mod tests {
         let options = HttpClientOptions { is_https_only: true, ..HttpClientOptions::default() };
         let error = HttpClient::new(&options).unwrap().send(get("http://127.0.0.1:1/")).await.unwrap_err();
         assert_eq!(error.to_string(), "only https is allowed");
+    }
+
+    #[tokio::test]
+    async fn requests_to_this_machine_and_their_credentials_never_go_through_a_proxy() {
+        let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let matcher = Matcher::builder().all(format!("http://user:canary@{}", proxy.local_addr().unwrap())).build();
+        let client = HttpClient::with_proxies(&HttpClientOptions::default(), Some(Proxies::new(matcher))).unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = server.local_addr().unwrap().port();
+        for host in ["127.0.0.1", "localhost"] {
+            let receive = async {
+                let (mut socket, _) = tokio::select! {
+                    accepted = server.accept() => accepted.unwrap(),
+                    _ = proxy.accept() => panic!("{host}: the proxy was asked"),
+                };
+                let mut head = vec![0; 4096];
+                let bytes = socket.read(&mut head).await.unwrap();
+                socket.write_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").await.unwrap();
+                String::from_utf8(head[..bytes].to_vec()).unwrap().to_ascii_lowercase()
+            };
+            let (response, head) = tokio::join!(client.send(get(&format!("http://{host}:{port}/a"))), receive);
+            assert_eq!(response.unwrap().status(), 204);
+            assert!(head.starts_with("get /a ") && !head.contains("proxy-authorization"), "{head}");
+        }
+        // Other hosts are requested through the proxy.
+        let receive = async {
+            let (mut socket, _) = proxy.accept().await.unwrap();
+            let mut head = vec![0; 4096];
+            let bytes = socket.read(&mut head).await.unwrap();
+            socket.write_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").await.unwrap();
+            String::from_utf8(head[..bytes].to_vec()).unwrap().to_ascii_lowercase()
+        };
+        let (response, head) = tokio::join!(client.send(get("http://store.example/a")), receive);
+        assert_eq!(response.unwrap().status(), 204);
+        assert!(head.starts_with("get http://store.example/a ") && head.contains("proxy-authorization"), "{head}");
     }
 
     #[tokio::test]

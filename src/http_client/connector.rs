@@ -13,23 +13,39 @@ use futures_util::future::BoxFuture;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
-use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tower::{BoxError, Service};
 
-use super::resolver::{CheckedResolver, is_link_local, link_local_error};
+use super::resolver::{CheckedResolver, is_link_local, is_loopback_host, link_local_error};
+
+/// Proxies that the environment names.
+#[derive(Debug, Clone)]
+pub(super) struct Proxies(Arc<Matcher>);
+
+impl Proxies {
+    pub(super) fn new(matcher: Matcher) -> Self {
+        Self(Arc::new(matcher))
+    }
+
+    /// Returns the proxy for a URL. There is none for this machine: a proxy could not reach it, and would read the
+    /// credentials of requests that need no encryption because they do not leave the machine.
+    pub(super) fn find(&self, url: &Uri) -> Option<Intercept> {
+        if is_loopback_host(url.host()?) { None } else { self.0.intercept(url) }
+    }
+}
 
 /// Makes TCP connections for URLs of either scheme.
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
     tcp: HttpConnector<CheckedResolver>,
-    proxies: Option<Arc<Matcher>>,
+    proxies: Option<Proxies>,
     allows_link_local: bool,
 }
 
 impl Connector {
-    pub(super) fn new(proxies: Option<Arc<Matcher>>, allows_link_local: bool, timeout: Duration) -> Self {
+    pub(super) fn new(proxies: Option<Proxies>, allows_link_local: bool, timeout: Duration) -> Self {
         let mut tcp = HttpConnector::new_with_resolver(CheckedResolver { allows_link_local });
         // TLS is added to the connections for https.
         tcp.enforce_http(false);
@@ -60,7 +76,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, url: Uri) -> Self::Future {
-        let proxy = self.proxies.as_ref().and_then(|proxies| proxies.intercept(&url));
+        let proxy = self.proxies.as_ref().and_then(|proxies| proxies.find(&url));
         let checked = self.check_host(&url);
         let mut tcp = self.tcp.clone();
         Box::pin(async move {
@@ -68,7 +84,9 @@ impl Service<Uri> for Connector {
             let Some(proxy) = proxy else { return Ok(TcpConnection { io: tcp.call(url).await?, is_proxied: false }) };
             if proxy.uri().scheme() != Some(&Scheme::HTTP) {
                 return Err(
-                    "the proxy of the environment is not one of http://, the only scheme that is supported".into()
+                    "the proxy in HTTP_PROXY, HTTPS_PROXY or ALL_PROXY has an unsupported scheme; only http:// \
+                            is supported"
+                        .into(),
                 );
             }
             if url.scheme() == Some(&Scheme::HTTPS) {

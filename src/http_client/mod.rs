@@ -11,3 +11,4 @@ mod tls;
 
 pub use blocking::BlockingHttpClient;
 pub use client::{HttpClient, HttpClientError, HttpClientOptions, describe_error};
+pub use resolver::{is_link_local, is_loopback_host};

@@ -17,8 +17,24 @@ static RESOLUTIONS: Semaphore = Semaphore::const_new(16);
 /// Stack of a thread that resolves a name.
 const STACK_BYTES: usize = 512 << 10;
 
+/// Returns true if the host of a URL is this machine: a loopback address, `localhost`, or a name below it. Such names are
+/// resolved to loopback addresses only.
+pub fn is_loopback_host(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    match host.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().is_loopback(),
+        Err(_) => is_localhost(host),
+    }
+}
+
+/// Returns true if a name is `localhost` or below it.
+fn is_localhost(name: &str) -> bool {
+    let last = name.strip_suffix('.').unwrap_or(name).rsplit('.').next();
+    last.is_some_and(|last| last.eq_ignore_ascii_case("localhost"))
+}
+
 /// Returns true if an address is on the local link, or is that of a cloud's metadata service elsewhere.
-pub(super) fn is_link_local(address: IpAddr) -> bool {
+pub fn is_link_local(address: IpAddr) -> bool {
     match address.to_canonical() {
         // 100.100.100.200 is the metadata service of Alibaba Cloud.
         IpAddr::V4(address) => address.is_link_local() || address == Ipv4Addr::new(100, 100, 100, 200),
@@ -66,7 +82,10 @@ impl Service<Name> for CheckedResolver {
             };
             std::thread::Builder::new().name("resolve".to_owned()).stack_size(STACK_BYTES).spawn(resolve)?;
             let addresses = receiver.await.map_err(io::Error::other)??;
-            let all: Vec<SocketAddr> = addresses.collect();
+            let mut all: Vec<SocketAddr> = addresses.collect();
+            if is_localhost(name.as_str()) {
+                all.retain(|address| address.ip().is_loopback());
+            }
             let allowed = |address: &SocketAddr| allows_link_local || !is_link_local(address.ip());
             let checked: Vec<SocketAddr> = all.iter().copied().filter(allowed).collect();
             if checked.is_empty() && !all.is_empty() {
@@ -90,6 +109,16 @@ mod tests {
         }
         for address in ["127.0.0.1", "10.0.0.1", "192.168.1.1", "::1", "fd00::1", "8.8.8.8", "100.64.0.1"] {
             assert!(!is_link_local(address.parse().unwrap()), "{address}");
+        }
+    }
+
+    #[test]
+    fn only_loopback_addresses_and_names_below_localhost_are_this_machine() {
+        for host in ["127.0.0.1", "127.1.2.3", "[::1]", "::ffff:127.0.0.1", "localhost", "LocalHost.", "s3.localhost"] {
+            assert!(is_loopback_host(host), "{host}");
+        }
+        for host in ["", "10.0.0.1", "[::2]", "localhost.evil.org", "notlocalhost", "0.0.0.0", "127.0.0.1.evil.org"] {
+            assert!(!is_loopback_host(host), "{host}");
         }
     }
 

@@ -1,9 +1,12 @@
 //! URLs of a remote root and of the objects below it.
 
+use axum::http::Uri;
+use axum::http::uri::Scheme;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::super::key::Key;
 use crate::config::{AddressingStyle, Provider, RemoteRoot, StoreSettings};
+use crate::http_client::is_loopback_host;
 
 /// Characters of a path that are percent-encoded, as signatures of S3 demand: all but the unreserved ones and the slash.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
@@ -76,13 +79,9 @@ impl Location {
 
     /// Returns true if requests cross a network without encryption.
     pub(super) fn is_exposed(&self) -> bool {
-        let Some(authority) = self.origin.strip_prefix("http://") else { return false };
-        let host = match authority.strip_prefix('[') {
-            Some(rest) => rest.split(']').next().unwrap_or_default(),
-            None => authority.split([':', '/']).next().unwrap_or_default(),
-        };
-        let is_loopback = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-        !is_loopback && host != "localhost" && !host.ends_with(".localhost")
+        let url = self.origin.parse::<Uri>();
+        let is_safe = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS) || url.host().is_some_and(is_loopback_host);
+        !url.is_ok_and(|url| is_safe(&url))
     }
 }
 
@@ -210,6 +209,7 @@ mod tests {
             ("http://s3.lab.org", true),
             ("http://10.0.0.1:9000", true),
             ("http://localhost.evil.org", true),
+            ("http://localhost:80@evil.org", true),
         ] {
             let location = Location::new(&root(Provider::S3, Some(endpoint)), &settings, "", None).unwrap();
             assert_eq!(location.is_exposed(), is_exposed, "{endpoint}");
