@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::super::error::StoreError;
 use super::super::key::Key;
 use super::failure::{Failure, error_of_answer};
-use super::listing::{ErrorAnswer, StoreErrorCode};
+use super::listing::{ErrorAnswer, StoreErrorCode, printable};
 use super::location::Location;
 use super::signer::Signer;
 use crate::http_client::{HttpClient, describe_error};
@@ -78,7 +78,7 @@ impl StoreResponse {
     /// Returns what an error response says.
     pub(super) fn error_answer(&self) -> ErrorAnswer {
         let mut answer = ErrorAnswer::parse(self.status.as_u16(), &self.error_document);
-        let header = |name: &str| self.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let header = |name: &str| self.headers.get(name).and_then(|value| value.to_str().ok()).map(printable);
         if answer.code_name.is_empty()
             && let Some(name) = header("x-ms-error-code")
         {

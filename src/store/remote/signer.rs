@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::http::header::{AUTHORIZATION, HeaderName, HeaderValue};
-use axum::http::{Request, Response};
+use axum::http::uri::Scheme;
+use axum::http::{Request, Response, Uri};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
@@ -17,7 +19,8 @@ use object_store::client::{
 };
 use object_store::gcp::GcpCredentialProvider;
 
-use crate::http_client::HttpClient;
+use super::listing::printable;
+use crate::http_client::{HttpClient, is_link_local, is_loopback_host};
 use crate::runtime::watched_files::WatchedFiles;
 
 /// Version of Azure's protocol. Without it, entity tags have no quotes, and ranges are not answered with 206.
@@ -106,8 +109,9 @@ async fn get_credential<T>(provider: &dyn CredentialProvider<Credential = T>) ->
     provider.get_credential().await.map_err(|error| no_credentials(&error))
 }
 
+/// Returns the message for an error of `object_store`, which may contain the whole response of a server.
 fn no_credentials(error: &object_store::Error) -> String {
-    format!("there are no credentials: {}", without_queries(&error.to_string()))
+    format!("there are no credentials: {}", printable(&without_queries(&error.to_string())))
 }
 
 /// Returns the header with a token.
@@ -152,7 +156,8 @@ impl<T: Send + Sync + 'static> CredentialProvider for ReloadedCredentials<T> {
     }
 }
 
-/// Sends the requests by which credentials are obtained, such as those to a metadata service.
+/// Sends the requests by which credentials are obtained, such as those to a metadata service. They contain secrets, and
+/// so do the responses. Therefore they go over plain HTTP only to this machine and to metadata services.
 #[derive(Debug, Clone)]
 pub(super) struct CredentialClient(pub(super) HttpClient);
 
@@ -165,6 +170,11 @@ impl HttpConnector for CredentialClient {
 #[async_trait]
 impl HttpService for CredentialClient {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        if !is_confidential(request.uri()) {
+            let host = request.uri().host().unwrap_or_default();
+            let reason = format!("credentials are not requested from {host} over plain http; use https");
+            return Err(HttpError::new(HttpErrorKind::Unknown, io::Error::other(reason)));
+        }
         let (parts, body) = request.into_parts();
         let exchange = async {
             let body = body.collect().await?.to_bytes();
@@ -185,6 +195,19 @@ impl HttpService for CredentialClient {
     }
 }
 
+/// Returns true if no other machine can read the requests to a URL, or only those on the local link can.
+fn is_confidential(url: &Uri) -> bool {
+    let host = url.host().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    url.scheme() == Some(&Scheme::HTTPS)
+        || is_loopback_host(host)
+        || address.is_ok_and(is_link_local)
+        || host == GOOGLE_METADATA_HOST
+}
+
+/// Name of Google's metadata service, which has an address on the local link.
+const GOOGLE_METADATA_HOST: &str = "metadata.google.internal";
+
 /// Time limit for a request by which credentials are obtained.
 const REQUEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
@@ -198,6 +221,7 @@ mod tests {
     use object_store::client::HttpRequestBody;
 
     use super::*;
+    use crate::http_client::{HttpClientOptions, describe_error};
 
     fn empty_request(url: &str) -> HttpRequest {
         Request::get(url).body(HttpRequestBody::empty()).unwrap()
@@ -218,6 +242,32 @@ mod tests {
         assert!(authorization.contains("AKIAEXAMPLE") && authorization.contains("/eu-west-1/s3/aws4_request"));
         assert!(authorization.contains("x-amz-request-payer"), "the consent is signed: {authorization}");
         assert!(!format!("{:?}", request.headers()).contains("canary"));
+    }
+
+    #[tokio::test]
+    async fn tokens_are_exchanged_over_plain_http_only_on_this_machine_and_with_metadata_services() {
+        for url in [
+            "https://sts.amazonaws.com/",
+            "http://127.0.0.1:8080/",
+            "http://169.254.170.23/v1/credentials",
+            "http://[fd00:ec2::23]/v1/credentials",
+            "http://metadata.google.internal/computeMetadata/v1/",
+        ] {
+            assert!(is_confidential(&url.parse().unwrap()), "{url}");
+        }
+        let client = CredentialClient(HttpClient::new(&HttpClientOptions::default()).unwrap());
+        for host in ["10.0.0.1", "sts.lab.example", "metadata.google.internal.evil.org"] {
+            let error = client.call(empty_request(&format!("http://{host}/?Token=canary"))).await.unwrap_err();
+            let error = describe_error(&error);
+            assert!(error.contains("over plain http; use https") && !error.contains("canary"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_error_for_missing_credentials_is_a_line_of_bounded_length() {
+        let source = format!("<html>\n\u{1b}[31m{}", "x".repeat(100_000)).into();
+        let text = no_credentials(&object_store::Error::Generic { store: "S3", source });
+        assert!(text.contains("<html>") && text.len() < 400 && !text.contains(char::is_control), "{text}");
     }
 
     #[test]

@@ -20,3 +20,4 @@ pub use error_document::{ErrorAnswer, StoreErrorCode};
 pub use lister::DirectoryLister;
 pub use page_reader::LISTING_BYTES_PER_STORE;
 pub use transport::{LISTING_ACCEPT, ListingError, ListingResponse, ListingTransport};
+pub(super) use xml::printable;

@@ -74,7 +74,7 @@ pub(super) fn visit_elements(xml: &[u8], mut visit: impl FnMut(&XmlElement<'_>))
 }
 
 /// Returns the beginning of a text of the store on one line, for logs.
-pub(super) fn printable(text: &str) -> String {
+pub(in crate::store::remote) fn printable(text: &str) -> String {
     let words = text.split(|character: char| character.is_control() || character.is_whitespace());
     let line = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
     line.chars().take(MAX_MESSAGE_CHARS).collect()
