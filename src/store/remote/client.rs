@@ -215,10 +215,10 @@ impl StoreClient {
         for (name, value) in &request.headers {
             http_request = http_request.header(name, value);
         }
-        // Bodies must be as they are stored.
-        http_request = http_request.header(ACCEPT_ENCODING, "identity");
         let http_request = http_request.body(HttpRequestBody::empty()).map_err(|error| error.to_string())?;
-        let signed = self.signer.sign(http_request).await?;
+        let mut signed = self.signer.sign(http_request).await?;
+        // Bodies must be as they are stored. Proxies change this header, so it is not part of the signature.
+        signed.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         Ok(signed.map(|_empty| Full::default()))
     }
 }
@@ -336,7 +336,49 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use object_store::StaticCredentialProvider;
+    use object_store::aws::AwsCredential;
+
     use super::*;
+    use crate::config::{Provider, RemoteRoot, StoreSettings};
+    use crate::http_client::HttpClientOptions;
+
+    #[tokio::test]
+    async fn the_signature_does_not_contain_the_encodings_that_are_accepted() {
+        let root = RemoteRoot {
+            provider: Provider::S3,
+            bucket: "lab".to_owned(),
+            prefix: String::new(),
+            endpoint: None,
+            region: None,
+            account: None,
+        };
+        let location = Location::new(&root, &StoreSettings::default(), "eu-west-1", None).unwrap();
+        let credential = AwsCredential { key_id: "AKIA".into(), secret_key: "secret".into(), token: None };
+        let signer = Signer::S3 {
+            credentials: Arc::new(StaticCredentialProvider::new(credential)),
+            region: "eu-west-1".to_owned(),
+            requester_pays: false,
+        };
+        let http = HttpClient::new(&HttpClientOptions::default()).unwrap();
+        let client = StoreClient::new(location, http, signer, 1, FIRST_PAUSE, FIRST_PAUSE);
+        let key = Key::parse("a/0").unwrap();
+        let request = StoreRequest {
+            action: "read",
+            key: &key,
+            method: Method::GET,
+            url: client.location.object_url(&key),
+            headers: Vec::new(),
+            deadline: client.deadline(),
+        };
+        let signed = client.signed(&request).await.unwrap();
+        let authorization = signed.headers()["authorization"].to_str().unwrap();
+        assert!(
+            authorization.contains("SignedHeaders=host;") && !authorization.contains("encoding"),
+            "{authorization}"
+        );
+        assert_eq!(signed.headers()[ACCEPT_ENCODING], "identity");
+    }
 
     #[test]
     fn pauses_grow_and_differ_from_key_to_key() {
