@@ -42,7 +42,7 @@ enum ContainerLocation {
     /// A container in an object store, on an HTTP server, or in memory.
     Remote {
         store: Arc<dyn Store>,
-        /// Settings by which the store was opened. They differ from those of the configuration if a reload could not
+        /// Settings that the store was opened with. They differ from those of the configuration if a reload could not
         /// open the store by the new ones.
         settings: Box<StoreSettings>,
         call_timeout: Duration,

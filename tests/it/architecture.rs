@@ -101,7 +101,7 @@ const ORDER: &[(&str, &str)] = &[
     ("runtime::fair_queue", "semaphore single_flight state flow"),
     ("server", "reload mounts process_memory access_control data_search"),
     ("store", "instrumented remote local memory page_cache file_meta listing disk_pool object error key"),
-    ("store::remote", "credentials object client failure forbidden listing location profile signer variables"),
+    ("store::remote", "credentials object client signer failure forbidden listing location profile variables"),
     ("store::local", "page_cache scan tree open_file resolve directory_check"),
     (
         "store::remote::listing",

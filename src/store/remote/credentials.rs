@@ -22,7 +22,7 @@ use crate::runtime::watched_files::{WatchedFiles, read_small_file};
 /// Variables with a key of Amazon.
 const AWS_KEYS: [&str; 2] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
 
-/// Variables by which a container of Amazon's services names its credentials.
+/// Variables of a container of Amazon's services that name its credentials.
 const AWS_CONTAINER: [&str; 2] = ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
 
 /// Variables of a container whose credentials are at any URL.
@@ -361,7 +361,7 @@ impl Finder<'_> {
         Ok(FoundSource::Azure(azure_provider(variables, self.root.account.as_deref(), &client)?))
     }
 
-    /// Returns the client by which credentials are obtained. Metadata services are at addresses on the local link, and
+    /// Returns the client that obtains credentials. Metadata services are at addresses on the local link, and
     /// never behind a proxy.
     fn client(&self, uses_proxy: bool, allows_link_local: bool) -> Result<CredentialClient, String> {
         let options = HttpClientOptions { uses_proxy, allows_link_local, ..HttpClientOptions::default() };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Keys by which a profile obtains its credentials in ways that are not supported.
+/// Keys of profiles whose credentials come from a source that is not supported.
 const UNSUPPORTED: [&str; 4] = ["credential_process", "sso_session", "sso_start_url", "source_profile"];
 
 /// Returns the settings of the profile `name` from the texts of `~/.aws/credentials` and `~/.aws/config`. Those of the

@@ -27,7 +27,7 @@ use crate::runtime::watched_files::WatchedFiles;
 const AZURE_VERSION: (HeaderName, HeaderValue) =
     (HeaderName::from_static("x-ms-version"), HeaderValue::from_static("2023-11-03"));
 
-/// Header by which a client of S3 agrees to pay for a request.
+/// Header of a client of S3 that agrees to pay for a request.
 const REQUEST_PAYER: (HeaderName, HeaderValue) =
     (HeaderName::from_static("x-amz-request-payer"), HeaderValue::from_static("requester"));
 
@@ -156,7 +156,7 @@ impl<T: Send + Sync + 'static> CredentialProvider for ReloadedCredentials<T> {
     }
 }
 
-/// Sends the requests by which credentials are obtained, such as those to a metadata service. They contain secrets, and
+/// Sends the requests that obtain credentials, such as those to a metadata service. They contain secrets, and
 /// so do the responses. Therefore they go over plain HTTP only to this machine and to metadata services.
 #[derive(Debug, Clone)]
 pub(super) struct CredentialClient(pub(super) HttpClient);
@@ -208,7 +208,7 @@ fn is_confidential(url: &Uri) -> bool {
 /// Name of Google's metadata service, which has an address on the local link.
 const GOOGLE_METADATA_HOST: &str = "metadata.google.internal";
 
-/// Time limit for a request by which credentials are obtained.
+/// Time limit for a request that obtains credentials.
 const REQUEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Maximum size of a document with credentials.
