@@ -117,7 +117,7 @@ const FORMS: &[AddressForm] = &[
 ];
 
 impl RootAddress {
-    /// Parses a path or an address of a form in [`FORMS`]. Drops a leading `n5://` or `n5:` and a trailing `|n5:` or
+    /// Parses a path or an address of a form in `FORMS`. Drops a leading `n5://` or `n5:` and a trailing `|n5:` or
     /// `|n5`, which viewers and TensorStore write around an address.
     ///
     /// # Errors
