@@ -24,7 +24,7 @@ use flate2::write::GzEncoder;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use n5_format::Region;
-use n5_server::cache::RevalidationPolicy;
+use n5_server::cache::{ReadOptions, RevalidationPolicy};
 use n5_server::config::Config;
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::http::{App, HttpOptions, Mount, router};
@@ -215,7 +215,7 @@ fn not_found_always(bencher: Bencher) {
 fn container_warm_block(bencher: Bencher) {
     let (_, container) = server(RevalidationPolicy::Never);
     let key = Key::from_segments(["gzip"]).unwrap();
-    let options = container.resources().new_read_options();
+    let options = ReadOptions::begin();
     let dataset = RUNTIME.block_on(container.dataset(options, &key)).unwrap();
     let axes = |n: u64| [n; 3].into_iter().collect();
     let region = Region::new([64; 3].into_iter().collect(), axes(64), axes(1)).unwrap();

@@ -75,7 +75,8 @@
 //!                                          │
 //!                                        cache       objects, blocks, budgets; decoding by n5_format
 //!                                          ├──► store, n5_format           keys and bytes; the format
-//!                                          └──► runtime, telemetry         cores and turns of clients; logs, metrics
+//!                                          ├──► runtime, telemetry         cores and turns of clients; logs, metrics
+//!                                          └──► http_client              requests to other servers
 //! ```
 //!
 //! A module imports only from rows below its own; `tests/it/architecture.rs` holds the table.
@@ -89,6 +90,7 @@ pub mod container;
 pub mod demo;
 pub mod fastpath;
 pub mod http;
+pub mod http_client;
 pub mod output;
 pub mod read;
 pub mod runtime;

@@ -106,11 +106,12 @@ fn config() -> Config {
     let defaults = Config::default();
     let container = ContainerConfig {
         name: String::new(),
-        root,
+        root: root.into(),
         cache_control: defaults.container_defaults.cache_control,
         symlinks: defaults.container_defaults.symlinks,
         must_be_mount: false,
         entity_tag: defaults.container_defaults.entity_tag,
+        ..ContainerConfig::default()
     };
     let mut config = Config { containers: vec![container], ..defaults };
     config.server.listen = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());

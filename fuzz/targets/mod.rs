@@ -20,6 +20,7 @@ mod codec;
 mod deflate;
 mod fast_path;
 mod http2;
+mod listing;
 mod lz4;
 mod request;
 mod server;
@@ -44,6 +45,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("slice", slice::run),
     ("access", access::run),
     ("http2", http2::run),
+    ("listing", listing::run),
 ];
 
 /// A reader of numbers from an input's bytes. After the end it returns zeros.

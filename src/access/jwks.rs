@@ -12,12 +12,11 @@ use jsonwebtoken::jwk::{Jwk, KeyOperations, PublicKeyUse};
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey};
 use serde_json::Value;
 use tokio::sync::{Semaphore, watch};
-use ureq::Agent;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
 use super::caller::TokenError;
 use crate::config::JwtConfig;
-use crate::runtime::watched_files::{self, WatchedFiles};
+use crate::http_client::{BlockingHttpClient, HttpClientOptions};
+use crate::runtime::watched_files::{WatchedFiles, read_small_file};
 use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer};
 
 /// Maximum number of keys in a set. Further keys are ignored.
@@ -143,7 +142,10 @@ impl IssuerKeys {
 }
 
 /// Maximum size of a JWK set in bytes.
-const MAX_BODY_BYTES: u64 = 512 << 10;
+const MAX_BODY_BYTES: usize = 512 << 10;
+
+/// Maximum number of redirects that a fetch follows.
+const MAX_REDIRECTS: usize = 3;
 
 /// Time limit for a whole fetch.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -190,14 +192,14 @@ impl JwksFetcher {
     /// Returns a message if certificates cannot be read or no thread can be started.
     fn start(config: &JwtConfig, known: Option<&Self>) -> Result<Self, String> {
         let roots = Some(config.roots.as_path()).filter(|path| !path.as_os_str().is_empty());
-        let agent = build_agent(roots)?;
+        let client = build_client(roots)?;
         let keys = watch::Sender::new(known.and_then(|known| known.keys.borrow().clone()));
         // A capacity of 1 is enough, because one fetch serves all requests that arrive during the previous fetch.
         let (fetch_request, fetch_requests) = sync_channel(1);
         let (finished_sender, finished_fetches) = watch::channel((0, None));
         let fetch_keys = {
             let (config, keys) = (config.clone(), keys.clone());
-            move || run_fetches(&agent, &config, &keys, &finished_sender, &fetch_requests)
+            move || run_fetches(&client, &config, &keys, &finished_sender, &fetch_requests)
         };
         let started = std::thread::Builder::new().name("fetch-keys".to_owned()).spawn(fetch_keys);
         started.map_err(|error| format!("cannot start a thread: {error}"))?;
@@ -261,7 +263,7 @@ impl JwksFetcher {
 /// Fetches the keys at regular intervals, and when a JWT names an unknown key. Returns when the sender of `requests` is
 /// dropped.
 fn run_fetches(
-    agent: &Agent,
+    client: &BlockingHttpClient,
     config: &JwtConfig,
     keys: &watch::Sender<Option<(Arc<KeySet>, Instant)>>,
     finished_fetches: &watch::Sender<(u64, Option<Instant>)>,
@@ -271,7 +273,7 @@ fn run_fetches(
     let mut failed = 0_u32;
     loop {
         let started = Instant::now();
-        match fetch(agent, url) {
+        match fetch(client, url) {
             Ok(fetched) => {
                 if failed > 0 {
                     tracing::info!(url, "the issuer's keys can be fetched again");
@@ -299,40 +301,24 @@ fn run_fetches(
     }
 }
 
-fn build_agent(roots: Option<&Path>) -> Result<Agent, String> {
-    let roots = match roots {
-        None => RootCerts::WebPki,
-        Some(path) => {
-            let text = watched_files::read_small_file(path).map_err(|why| format!("{}: {why}", path.display()))?;
-            let certificates: Vec<Certificate<'static>> = parse_pem(text.as_bytes())
-                .filter_map(|item| match item {
-                    Ok(PemItem::Certificate(certificate)) => Some(certificate),
-                    _ => None,
-                })
-                .collect();
-            if certificates.is_empty() {
-                return Err(format!("{}: contains no PEM certificate", path.display()));
-            }
-            RootCerts::new_with_certs(&certificates)
-        }
+fn build_client(roots: Option<&Path>) -> Result<BlockingHttpClient, String> {
+    let in_file = |why: String| match roots {
+        Some(path) => format!("{}: {why}", path.display()),
+        None => why,
     };
-    let config = Agent::config_builder()
-        .https_only(true)
-        .timeout_global(Some(FETCH_TIMEOUT))
-        .max_redirects(3)
+    let options = HttpClientOptions {
+        roots: roots.map(read_small_file).transpose().map_err(in_file)?,
+        is_https_only: true,
         // Proxy variables of the environment are ignored, because they are not part of the configuration.
-        .proxy(None)
-        .max_idle_connections(0)
-        .user_agent(concat!("n5-server/", env!("CARGO_PKG_VERSION")))
-        .tls_config(TlsConfig::builder().root_certs(roots).build())
-        .build();
-    Ok(config.into())
+        uses_proxy: false,
+        ..HttpClientOptions::default()
+    };
+    BlockingHttpClient::new(&options, FETCH_TIMEOUT).map_err(in_file)
 }
 
-fn fetch(agent: &Agent, url: &str) -> Result<KeySet, String> {
-    let response = agent.get(url).header("accept", "application/json").call().map_err(|error| error.to_string())?;
-    let body = response.into_body().into_with_config().limit(MAX_BODY_BYTES).read_to_string();
-    KeySet::parse(&body.map_err(|error| error.to_string())?)
+fn fetch(client: &BlockingHttpClient, url: &str) -> Result<KeySet, String> {
+    let body = client.get(url, "application/json", MAX_BODY_BYTES, MAX_REDIRECTS)?;
+    KeySet::parse(str::from_utf8(&body).map_err(|error| format!("is not text: {error}"))?)
 }
 
 #[cfg(test)]

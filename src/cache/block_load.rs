@@ -27,7 +27,7 @@ use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceB
 use super::budget::Permit;
 use super::datasets::Dataset;
 use super::error::ReadError;
-use super::freshness;
+use super::freshness::{self, FreshSince};
 use super::objects::LargeObject;
 use super::validated::EntrySource;
 use crate::runtime::cpu_pool::{CoreLease, Priority};
@@ -126,7 +126,7 @@ impl BlockCache {
     pub(crate) async fn load(
         &self,
         location: BlockLocation,
-        fresh_since: u64,
+        fresh_since: FreshSince,
     ) -> Result<(Arc<BlockEntry>, Arc<LoadTimes>), ReadError> {
         let load = BlockLoad { blocks: self.clone(), location, fresh_since, times: Arc::default() };
         let BlockLocation { dataset, position, .. } = &load.location;
@@ -141,7 +141,7 @@ impl BlockCache {
 struct BlockLoad {
     blocks: BlockCache,
     location: BlockLocation,
-    fresh_since: u64,
+    fresh_since: FreshSince,
     times: Arc<LoadTimes>,
 }
 
@@ -149,6 +149,11 @@ impl EntrySource<BlockEntry> for BlockLoad {
     fn try_is_unchanged(&self, entry: &BlockEntry) -> Option<bool> {
         let BlockLocation { source, position, .. } = &self.location;
         source.try_is_unchanged(position, entry.version.number(), &entry.validated_at, freshness::now())
+    }
+
+    fn known_missing(&self, fresh_since: FreshSince) -> Option<BlockEntry> {
+        let BlockLocation { source, position, .. } = &self.location;
+        source.known_missing(position, fresh_since).map(BlockEntry::known_missing)
     }
 
     fn load(
@@ -201,7 +206,7 @@ impl BlockLoad {
         let first_version = first.ok().and_then(|entry| entry.version.number());
         tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
         // The second attempt accepts nothing that was read before now.
-        let second = self.decode_once(None, freshness::now(), flight).await;
+        let second = self.decode_once(None, freshness::now().into(), flight).await;
         let Some(error) = self.failure(&second) else { return second };
         if !error.is_cancelled() {
             metrics::decode_error(self.location.dataset.attributes.compression().label());
@@ -225,7 +230,7 @@ impl BlockLoad {
     async fn decode_once(
         &self,
         stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
-        fresh_since: u64,
+        fresh_since: FreshSince,
         flight: &FlightHandle,
     ) -> Result<Arc<BlockEntry>, ReadError> {
         let Self { blocks, location, times, .. } = self;
@@ -242,7 +247,11 @@ impl BlockLoad {
             (block, checked_at) = source.load(position, None, fresh_since).await?;
         }
         let (meta, bytes, permit) = match block {
-            SourceBlock::Unchanged | SourceBlock::Missing => return Ok(Arc::new(BlockEntry::missing(checked_at))),
+            SourceBlock::Unchanged | SourceBlock::Missing => {
+                let is_remembered = source.remember_missing(position, checked_at);
+                let hole = if is_remembered { BlockEntry::known_missing } else { BlockEntry::missing };
+                return Ok(Arc::new(hole(checked_at)));
+            }
             SourceBlock::Decoded(block, meta) => return Ok(Arc::new(BlockEntry::new(Ok(block), meta, checked_at))),
             SourceBlock::Stored { meta, bytes, permit } => (meta, bytes, permit),
             SourceBlock::Large(large) => {

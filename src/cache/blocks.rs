@@ -13,7 +13,7 @@ use super::budget::{Budget, Permit};
 use super::buffers::footprint_bytes;
 use super::datasets::Dataset;
 use super::error::ReadError;
-use super::freshness::{self, ValidatedAt};
+use super::freshness::{self, FreshSince, ValidatedAt};
 use super::objects::LargeObject;
 use super::validated::{CacheEntry, Validated, max_weight_bytes};
 use crate::runtime::cpu_pool::CpuPool;
@@ -59,6 +59,18 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// Returns a [`ReadError`] if the source fails.
     async fn versions(&self, positions: &[GridPosition]) -> Result<Vec<Option<u64>>, ReadError>;
 
+    /// Returns the moment at which the block at `position` was known to be missing, if it was at `fresh_since` or later
+    /// and the source remembers that.
+    fn known_missing(&self, _position: &GridPosition, _fresh_since: FreshSince) -> Option<u64> {
+        None
+    }
+
+    /// Records that the block at `position` was missing at the moment `checked_at`. Returns false if the source
+    /// remembers no holes, so that the cache must.
+    fn remember_missing(&self, _position: &GridPosition, _checked_at: u64) -> bool {
+        false
+    }
+
     /// Returns the pressure on the store behind the source.
     fn pressure(&self) -> StorePressure {
         StorePressure::default()
@@ -74,7 +86,7 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
         &self,
         position: &GridPosition,
         known: Option<&BlockVersion>,
-        fresh_since: u64,
+        fresh_since: FreshSince,
     ) -> Result<(SourceBlock, u64), ReadError>;
 }
 
@@ -129,6 +141,8 @@ pub(crate) struct BlockEntry {
     pub(crate) version: BlockVersion,
     /// The decoded block, or the reason why it cannot be decoded. `None` for a hole.
     decoded: Result<Option<Block>, Box<BlockError>>,
+    /// False for a hole that the source remembers.
+    is_cacheable: bool,
     pub(crate) validated_at: ValidatedAt,
 }
 
@@ -138,12 +152,18 @@ impl BlockEntry {
     pub(crate) fn new(decoded: Result<Block, BlockError>, meta: ObjectMeta, checked_at: u64) -> Self {
         let ObjectMeta { etag, version, .. } = meta;
         let (version, decoded) = (BlockVersion::Stored(etag, version), decoded.map(Some).map_err(Box::new));
-        Self { version, decoded, validated_at: ValidatedAt::at(checked_at) }
+        Self { version, decoded, is_cacheable: true, validated_at: ValidatedAt::at(checked_at) }
     }
 
     /// Creates an entry for a hole that was seen at the moment `checked_at`.
     pub(crate) fn missing(checked_at: u64) -> Self {
-        Self { version: BlockVersion::Hole, decoded: Ok(None), validated_at: ValidatedAt::at(checked_at) }
+        let (version, validated_at) = (BlockVersion::Hole, ValidatedAt::at(checked_at));
+        Self { version, decoded: Ok(None), is_cacheable: true, validated_at }
+    }
+
+    /// Creates an entry for a hole that the source remembers.
+    pub(crate) fn known_missing(checked_at: u64) -> Self {
+        Self { is_cacheable: false, ..Self::missing(checked_at) }
     }
 
     /// Returns the decoded block. Returns `None` for a hole and for a block that cannot be decoded.
@@ -165,6 +185,10 @@ impl CacheEntry for BlockEntry {
 
     fn is_missing(&self) -> bool {
         matches!(self.version, BlockVersion::Hole)
+    }
+
+    fn is_cacheable(&self) -> bool {
+        self.is_cacheable
     }
 }
 
@@ -230,7 +254,7 @@ impl BlockCache {
         source: &dyn BlockSource,
         dataset: &Dataset,
         positions: &[GridPosition],
-        fresh_since: u64,
+        fresh_since: FreshSince,
     ) -> Result<Vec<Option<Arc<BlockEntry>>>, ReadError> {
         let entries = self.cached_or_damaged(source, positions, dataset.id, fresh_since).await?;
         for (position, entry) in positions.iter().zip(&entries) {
@@ -247,13 +271,15 @@ impl BlockCache {
         source: &dyn BlockSource,
         positions: &[GridPosition],
         dataset_id: u64,
-        fresh_since: u64,
+        fresh_since: FreshSince,
     ) -> Result<Vec<Option<Arc<BlockEntry>>>, ReadError> {
         let mut entries = Vec::with_capacity(positions.len());
         let mut stale_indices = Vec::new();
         for (index, position) in positions.iter().enumerate() {
-            let entry = self.entries.cached(&(dataset_id, position.clone())).await;
-            if entry.as_ref().is_some_and(|entry| !entry.validated_at.is_fresh(fresh_since)) {
+            let cached = self.entries.cached(&(dataset_id, position.clone())).await;
+            let known_missing = || source.known_missing(position, fresh_since).map(BlockEntry::known_missing);
+            let entry = cached.or_else(|| known_missing().map(Arc::new));
+            if entry.as_ref().is_some_and(|entry| !entry.is_fresh(fresh_since)) {
                 stale_indices.push(index);
             }
             entries.push(entry);

@@ -9,6 +9,21 @@ use crate::store::{CachedStat, Key, Store};
 /// Time for which a check of the whole path of an object is valid. During this time, checks of the file alone suffice.
 const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;
 
+/// Moments at or after which an entry must have been compared with the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FreshSince {
+    /// For an object that exists.
+    pub(crate) found: u64,
+    /// For a missing object, and for what is derived from one.
+    pub(crate) missing: u64,
+}
+
+impl From<u64> for FreshSince {
+    fn from(moment: u64) -> Self {
+        Self { found: moment, missing: moment }
+    }
+}
+
 /// Time at which an entry was last known to equal the stored object.
 ///
 /// The atomics are relaxed: each has a meaning of its own, and the entry itself never changes.

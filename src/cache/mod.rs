@@ -11,6 +11,7 @@ mod datasets;
 mod error;
 mod eviction;
 mod freshness;
+mod known_missing;
 mod objects;
 mod read_options;
 mod validated;
@@ -28,10 +29,11 @@ pub(crate) use buffers::release_with;
 pub(crate) use datasets::{AXES_BYTES, AttributesCache, CACHED_ATTRIBUTES_BYTES, GROUP_BYTES, dataset_id};
 pub use datasets::{Dataset, Group, GroupState};
 pub use error::{BudgetError, ReadError};
-pub(crate) use freshness::{ValidatedAt, now};
+pub(crate) use freshness::{FreshSince, ValidatedAt, now};
+pub(crate) use known_missing::{KnownMissing, MissingKind, MissingNames};
 pub(crate) use objects::{
     BudgetedObject, MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, ObjectSource,
 };
 pub use objects::{LargeObject, StoredObject};
-pub use read_options::{ATTRIBUTES, ReadOptions, RevalidationPolicy};
-pub(crate) use validated::{EntrySource, Validated};
+pub use read_options::{ATTRIBUTES, FreshnessPolicy, ReadOptions, RevalidationPolicy};
+pub(crate) use validated::{CacheEntry, EntrySource, Validated};

@@ -12,7 +12,8 @@ use moka::policy::EvictionPolicy;
 use super::budget::{Budget, CONTENTION_POLL_INTERVAL, MAX_WAIT_HOLDING_MEMORY, Permit};
 use super::buffers::footprint_bytes;
 use super::error::ReadError;
-use super::freshness::{self, ValidatedAt};
+use super::freshness::{self, FreshSince, ValidatedAt};
+use super::known_missing::{MissingKind, MissingNames};
 use super::validated::{CacheEntry, EntrySource, Validated, max_weight_bytes};
 use crate::runtime::fair_queue::FlightHandle;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, Revalidation, Store, StoreError};
@@ -125,6 +126,8 @@ pub(crate) struct ObjectEntry {
     pub(crate) is_name_absent: bool,
     /// For a derived result: the hash of the entity tags of the blocks from which it is derived.
     pub(crate) etags_hash: u128,
+    /// True if the object is missing, or, for a derived result, one of the blocks.
+    pub(crate) depends_on_missing: bool,
     /// True if the permit for the object belongs to the cache's budget, so that the cache may keep the object.
     pub(crate) is_cacheable: bool,
     pub(crate) validated_at: ValidatedAt,
@@ -133,7 +136,12 @@ pub(crate) struct ObjectEntry {
 impl ObjectEntry {
     pub(crate) fn missing(is_name_absent: bool, checked_at: u64) -> Self {
         let validated_at = ValidatedAt::at(checked_at);
-        Self { object: None, is_name_absent, etags_hash: 0, is_cacheable: true, validated_at }
+        Self { object: None, is_name_absent, etags_hash: 0, depends_on_missing: true, is_cacheable: true, validated_at }
+    }
+
+    /// Creates an entry for a missing object that is remembered elsewhere.
+    fn known_missing(checked_at: u64) -> Self {
+        Self { is_cacheable: false, ..Self::missing(false, checked_at) }
     }
 
     pub(crate) fn whole(meta: ObjectMeta, bytes: Bytes, checked_at: u64) -> Self {
@@ -143,7 +151,9 @@ impl ObjectEntry {
     /// Creates an entry that is not cached. Only the requests that wait for its load share it.
     pub(crate) fn uncached(object: StoredObject, checked_at: u64) -> Self {
         let validated_at = ValidatedAt::at(checked_at);
-        Self { object: Some(object), is_name_absent: false, etags_hash: 0, is_cacheable: false, validated_at }
+        let object = Some(object);
+        let (is_name_absent, depends_on_missing, is_cacheable) = (false, false, false);
+        Self { object, is_name_absent, etags_hash: 0, depends_on_missing, is_cacheable, validated_at }
     }
 
     /// Returns the object's metadata, if there is one.
@@ -171,6 +181,10 @@ impl CacheEntry for ObjectEntry {
 
     fn is_missing(&self) -> bool {
         self.object.is_none()
+    }
+
+    fn depends_on_missing(&self) -> bool {
+        self.depends_on_missing
     }
 
     fn is_cacheable(&self) -> bool {
@@ -343,6 +357,8 @@ pub(crate) struct ObjectSource<'a> {
     pub(crate) objects: &'a ObjectCache,
     pub(crate) store: &'a Arc<dyn Store>,
     pub(crate) key: &'a Key,
+    /// The missing names of the container; `None` if the cache itself remembers missing objects.
+    pub(crate) missing: Option<MissingNames>,
 }
 
 impl EntrySource<ObjectEntry> for ObjectSource<'_> {
@@ -354,6 +370,11 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
         entry.validated_at.try_is_unchanged(&**self.store, self.key, entry.version(), freshness::now())
     }
 
+    fn known_missing(&self, fresh_since: FreshSince) -> Option<ObjectEntry> {
+        let checked_at = self.missing.as_ref()?.checked_since(MissingKind::Object, self.key, fresh_since)?;
+        Some(ObjectEntry::known_missing(checked_at))
+    }
+
     fn load(
         &self,
         stale: Option<Arc<ObjectEntry>>,
@@ -362,6 +383,7 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
         let objects = self.objects.clone();
         let store = Arc::clone(self.store);
         let key = self.key.clone();
+        let missing = self.missing.clone();
         // The stale object is not held while the new one is waiting for memory.
         let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.meta().cloned()));
         async move {
@@ -376,7 +398,13 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
                 }
             }
             Ok(Arc::new(match objects.get_for_cache(&*store, &key, revalidation).await? {
-                None => ObjectEntry::missing(false, checked_at),
+                None => match missing {
+                    Some(missing) => {
+                        missing.insert(MissingKind::Object, &key, checked_at);
+                        ObjectEntry::known_missing(checked_at)
+                    }
+                    None => ObjectEntry::missing(false, checked_at),
+                },
                 Some(StoredObject::Whole(meta, bytes)) => ObjectEntry::whole(meta, bytes, checked_at),
                 Some(large @ StoredObject::Large(_)) => ObjectEntry::uncached(large, checked_at),
             }))

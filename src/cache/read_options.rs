@@ -1,16 +1,56 @@
 //! Options of reads: how fresh cached entries must be, and whether a read may wait.
 
-use super::freshness::now;
+use super::freshness::{FreshSince, now};
 pub use crate::config::RevalidationPolicy;
+use crate::config::{Config, ContainerConfig};
 use crate::store::Key;
 
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
 
+/// How long cached entries are used without a comparison with the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FreshnessPolicy {
+    /// Policy for attributes.
+    pub metadata: RevalidationPolicy,
+    /// Policy for blocks.
+    pub data: RevalidationPolicy,
+    /// Policy for missing objects. If there is one, missing objects are remembered outside the caches of what exists.
+    /// `None` if the policies above apply to them.
+    pub missing: Option<RevalidationPolicy>,
+}
+
+impl FreshnessPolicy {
+    /// Returns the policy of a container.
+    pub fn new(config: &Config, container: &ContainerConfig) -> Self {
+        Self {
+            metadata: container.metadata_policy(config.cache.recheck_cached_metadata),
+            data: container.data_policy(config.cache.recheck_cached_data),
+            missing: container.missing_policy(),
+        }
+    }
+
+    /// Returns the moments at or after which the stored object at `key` must have been compared with the store.
+    pub(crate) fn since(self, key: &Key, request_start: u64) -> FreshSince {
+        let policy = if key.name() == Some(ATTRIBUTES) { self.metadata } else { self.data };
+        self.fresh_since(policy, request_start)
+    }
+
+    /// Returns the moments at or after which a block must have been compared with the store.
+    pub(crate) fn data_since(self, request_start: u64) -> FreshSince {
+        self.fresh_since(self.data, request_start)
+    }
+
+    fn fresh_since(self, policy: RevalidationPolicy, request_start: u64) -> FreshSince {
+        let missing = self.missing.unwrap_or(policy);
+        FreshSince { found: since(policy, request_start), missing: since(missing, request_start) }
+    }
+}
+
 /// Options of the reads of one request: how fresh cached entries must be, and whether a read may wait.
 ///
-/// An entry that was last compared with the store before `metadata_since` (attributes) or `data_since` (blocks) is
-/// stale. The moments are fixed when the request starts, so that its reads agree and none compares an entry twice.
+/// The moments at which entries become stale count from the start of the request, so that its reads agree and none
+/// compares an entry twice. The container of an entry has the [`FreshnessPolicy`].
 ///
 /// A read has one of two modes:
 ///
@@ -25,15 +65,13 @@ pub const ATTRIBUTES: &str = "attributes.json";
 pub struct ReadOptions {
     /// Start of the request. All moments are in nanoseconds, as returned by [`now`].
     pub(crate) request_start: u64,
-    pub(crate) metadata_since: u64,
-    pub(crate) data_since: u64,
     may_block: bool,
 }
 
 impl ReadOptions {
-    pub(crate) fn begin(metadata: RevalidationPolicy, data: RevalidationPolicy) -> Self {
-        let now = now();
-        Self { request_start: now, metadata_since: since(metadata, now), data_since: since(data, now), may_block: true }
+    /// Returns options for the reads of a request that begins now.
+    pub fn begin() -> Self {
+        Self { request_start: now(), may_block: true }
     }
 
     /// Returns the same options in nonblocking mode. A read in this mode starts no work that outlasts the poll. If
@@ -55,11 +93,6 @@ impl ReadOptions {
     /// the whole read may still turn out not to be ready, and is then repeated in blocking mode.
     pub(crate) fn lookup_weight(self) -> u64 {
         u64::from(self.may_block)
-    }
-
-    /// Returns the moment at or after which the stored object at `key` must have been compared with the store.
-    pub(crate) fn since(self, key: &Key) -> u64 {
-        if key.name() == Some(ATTRIBUTES) { self.metadata_since } else { self.data_since }
     }
 }
 

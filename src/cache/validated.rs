@@ -17,7 +17,7 @@ use moka::policy::EvictionPolicy;
 
 use super::budget::Budget;
 use super::error::ReadError;
-use super::freshness::ValidatedAt;
+use super::freshness::{FreshSince, ValidatedAt};
 use super::read_options::ReadOptions;
 use crate::runtime::fair_queue::{ClientId, FlightEnd, FlightHandle, Leader, SingleFlight, Waiter};
 use crate::telemetry::metrics::{self, CacheLabel, LookupCounters, LookupResult, QueueLabel, QueueWaitTimer};
@@ -35,6 +35,17 @@ pub(crate) trait CacheEntry: Send + Sync + 'static {
     /// Returns true if the entry says that there is no such object in the source.
     fn is_missing(&self) -> bool;
 
+    /// Returns true if the entry, or something that it is derived from, is missing from the source.
+    fn depends_on_missing(&self) -> bool {
+        self.is_missing()
+    }
+
+    /// Returns true if the entry was compared with its source at `fresh_since` or later.
+    fn is_fresh(&self, fresh_since: FreshSince) -> bool {
+        let moment = if self.depends_on_missing() { fresh_since.missing } else { fresh_since.found };
+        self.validated_at().is_fresh(moment)
+    }
+
     /// Returns true if the entry may be cached. Otherwise only the requests that wait for its load get the entry.
     fn is_cacheable(&self) -> bool {
         true
@@ -45,6 +56,11 @@ pub(crate) trait CacheEntry: Send + Sync + 'static {
 pub(crate) trait EntrySource<V> {
     /// Returns true if `entry` still equals its source. Returns `None` if the comparison would block.
     fn try_is_unchanged(&self, entry: &V) -> Option<bool>;
+
+    /// Returns an entry for an object that is known to be missing, although the cache has no entry for it.
+    fn known_missing(&self, _fresh_since: FreshSince) -> Option<V> {
+        None
+    }
 
     /// Loads the entry. If there is a cached entry, `stale`, and it still equals the source, returns `stale`. `flight`
     /// tells if requests are waiting for the result.
@@ -102,16 +118,22 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         &self,
         key: &K,
         options: ReadOptions,
-        fresh_since: u64,
+        fresh_since: FreshSince,
         source: &impl EntrySource<V>,
     ) -> Result<Arc<V>, ReadError> {
         let cached = self.map.get(key).await;
         if let Some(entry) = &cached
-            && (entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(entry) == Some(true))
+            && (entry.is_fresh(fresh_since) || source.try_is_unchanged(entry) == Some(true))
         {
             let result = if entry.is_missing() { LookupResult::Absent } else { LookupResult::Hit };
             self.lookups.count(result, options.lookup_weight());
             return Ok(Arc::clone(entry));
+        }
+        if cached.is_none()
+            && let Some(missing) = source.known_missing(fresh_since)
+        {
+            self.lookups.count(LookupResult::Absent, options.lookup_weight());
+            return Ok(Arc::new(missing));
         }
         // A load waits for the source and for memory.
         options.pend_if_nonblocking().await;
@@ -133,7 +155,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
     pub(crate) async fn load(
         &self,
         key: &K,
-        fresh_since: u64,
+        fresh_since: FreshSince,
         source: &impl EntrySource<V>,
     ) -> Result<Arc<V>, ReadError> {
         // Another request may have started the flight before this request began. The result is then compared again.
@@ -149,7 +171,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
                 FlightEnd::Abandoned => continue,
                 FlightEnd::Panicked(message) => return Err(ReadError::Internal(message)),
             };
-            if entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(&entry) == Some(true) {
+            if entry.is_fresh(fresh_since) || source.try_is_unchanged(&entry) == Some(true) {
                 return Ok(entry);
             }
             attempts += 1;
@@ -169,7 +191,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
     async fn lead_or_wait(
         &self,
         key: &K,
-        fresh_since: u64,
+        fresh_since: FreshSince,
         source: &impl EntrySource<V>,
         waiter: Waiter<K, Result<Arc<V>, ReadError>>,
         leader: Option<Leader<K, Result<Arc<V>, ReadError>>>,
@@ -178,9 +200,11 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         if let Some(leader) = leader {
             // Another flight may have ended since the lookup.
             let mut cached = self.map.get(key).await;
-            if let Some(entry) = cached.as_ref().filter(|entry| entry.validated_at().is_fresh(fresh_since)) {
-                leader.finish(Ok(Arc::clone(entry)));
-                return FlightEnd::Done(Ok(Arc::clone(entry)));
+            let fresh = cached.clone().filter(|entry| entry.is_fresh(fresh_since));
+            let missing = || cached.is_none().then(|| source.known_missing(fresh_since)).flatten().map(Arc::new);
+            if let Some(entry) = fresh.or_else(missing) {
+                leader.finish(Ok(Arc::clone(&entry)));
+                return FlightEnd::Done(Ok(entry));
             }
             if let Some(changed) = cached.take_if(|entry| source.try_is_unchanged(entry) == Some(false)) {
                 // Removed before the load, so that its memory is free while the new entry is waiting for memory.
@@ -364,7 +388,6 @@ mod tests {
 
     use super::super::freshness;
     use super::*;
-    use crate::config::RevalidationPolicy;
     use crate::telemetry::metrics::BudgetLabel;
 
     #[derive(Debug)]
@@ -475,17 +498,17 @@ mod tests {
     async fn a_stale_entry_costs_one_conditional_request_however_many_want_it() {
         let cache = cache();
         let remote = Remote::new(true);
-        let first = cache.load(&1, 0, &remote).await.unwrap();
+        let first = cache.load(&1, 0.into(), &remote).await.unwrap();
         for (version, requests) in [(1, (1, 1)), (2, (1, 2))] {
             remote.set_version(version);
             let now = freshness::now();
-            let gets: Vec<_> = (0..9).map(|_| cache.load(&1, now, &remote)).collect();
+            let gets: Vec<_> = (0..9).map(|_| cache.load(&1, now.into(), &remote)).collect();
             for entry in futures_util::future::join_all(gets).await {
                 assert_eq!(entry.unwrap().version, version);
             }
             assert_eq!(remote.requests(), requests);
         }
-        assert_eq!((first.version, cache.load(&1, 0, &remote).await.unwrap().version), (1, 2));
+        assert_eq!((first.version, cache.load(&1, 0.into(), &remote).await.unwrap().version), (1, 2));
         assert_eq!(remote.requests(), (1, 2), "a fresh entry costs no request");
     }
 
@@ -494,13 +517,13 @@ mod tests {
         let cache = cache();
         let remote = Remote::new(true);
         remote.close();
-        let mut early = cache.load(&1, 0, &remote).boxed();
+        let mut early = cache.load(&1, 0.into(), &remote).boxed();
         assert!((&mut early).now_or_never().is_none());
         remote.started(1).await;
         // Simulates a write: the stored object changes, and its entry is invalidated.
         remote.set_version(2);
         cache.invalidate(&1).await;
-        let mut late = cache.load(&1, 0, &remote).boxed();
+        let mut late = cache.load(&1, 0.into(), &remote).boxed();
         assert!((&mut late).now_or_never().is_none());
         remote.started(2).await;
         remote.open();
@@ -511,7 +534,7 @@ mod tests {
         remote.close();
         remote.set_version(3);
         cache.invalidate(&1).await;
-        let mut early = cache.load(&1, 0, &remote).boxed();
+        let mut early = cache.load(&1, 0.into(), &remote).boxed();
         assert!((&mut early).now_or_never().is_none());
         remote.started(3).await;
         cache.invalidate(&1).await;
@@ -524,7 +547,7 @@ mod tests {
     async fn an_invalidated_entry_is_not_used_by_those_that_still_hold_it() {
         let cache = cache();
         let remote = Remote::new(true);
-        let held = cache.load(&1, 0, &remote).await.unwrap();
+        let held = cache.load(&1, 0.into(), &remote).await.unwrap();
         assert!(held.validated_at.is_fresh(0));
         cache.invalidate(&1).await;
         assert!(!held.validated_at.is_fresh(0) && cache.cached(&1).await.is_none());
@@ -535,7 +558,7 @@ mod tests {
         let cache = cache();
         let remote = Remote::new(false);
         remote.close();
-        let loads: Vec<_> = (0..9).map(|_| cache.load(&1, 0, &remote)).collect();
+        let loads: Vec<_> = (0..9).map(|_| cache.load(&1, 0.into(), &remote)).collect();
         let mut loads = futures_util::future::join_all(loads);
         assert!((&mut loads).now_or_never().is_none());
         remote.open();
@@ -551,27 +574,27 @@ mod tests {
     async fn an_error_is_not_cached_and_leaves_a_stale_entry_to_be_compared_again() {
         let cache = cache();
         let remote = Remote::new(true);
-        let first = cache.load(&1, 0, &remote).await.unwrap();
+        let first = cache.load(&1, 0.into(), &remote).await.unwrap();
         remote.set_version(0);
-        assert!(cache.load(&1, freshness::now(), &remote).await.is_err());
-        assert!(cache.load(&2, 0, &remote).await.is_err());
+        assert!(cache.load(&1, freshness::now().into(), &remote).await.is_err());
+        assert!(cache.load(&2, 0.into(), &remote).await.is_err());
         assert!(cache.cached(&2).await.is_none());
         remote.set_version(1);
-        let again = cache.load(&1, freshness::now(), &remote).await.unwrap();
+        let again = cache.load(&1, freshness::now().into(), &remote).await.unwrap();
         assert!(Arc::ptr_eq(&first, &again));
-        assert_eq!(cache.load(&2, 0, &remote).await.unwrap().version, 1);
+        assert_eq!(cache.load(&2, 0.into(), &remote).await.unwrap().version, 1);
     }
 
     #[tokio::test]
     async fn a_stale_entry_is_not_held_while_its_successor_is_loaded() {
         let cache = cache();
         let remote = Remote::new(true);
-        let stale = Arc::downgrade(&cache.load(&1, 0, &remote).await.unwrap());
+        let stale = Arc::downgrade(&cache.load(&1, 0.into(), &remote).await.unwrap());
         remote.set_version(2);
         remote.close();
         let now = freshness::now();
-        let options = ReadOptions::begin(RevalidationPolicy::Always, RevalidationPolicy::Always);
-        let mut get = cache.get(&1, options, now, &remote).boxed();
+        let options = ReadOptions::begin();
+        let mut get = cache.get(&1, options, now.into(), &remote).boxed();
         assert!((&mut get).now_or_never().is_none());
         tokio::task::yield_now().await;
         assert_eq!(stale.strong_count(), 1, "only the map holds it, which can evict it");
@@ -583,7 +606,7 @@ mod tests {
     async fn a_request_that_waits_for_a_leader_that_gives_up_loads_the_entry_itself() {
         let cache = cache();
         let remote = Remote::new(true);
-        let mut waiting = cache.load(&1, 0, &remote).boxed();
+        let mut waiting = cache.load(&1, 0.into(), &remote).boxed();
         let loaded = cache.try_get_or_load(1, |flight| {
             assert!((&mut waiting).now_or_never().is_none() && flight.has_waiters());
             assert!(cache.try_get_or_load(1, |_| None).is_none());
@@ -608,7 +631,7 @@ mod tests {
         let remote = Remote::new(true);
         remote.close();
         let start = |key: &'static u8| {
-            let mut load = cache.load(key, 0, &remote).boxed();
+            let mut load = cache.load(key, 0.into(), &remote).boxed();
             assert!((&mut load).now_or_never().is_none());
             load
         };

@@ -8,7 +8,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::config::{ConfigFile, ConfigSources, parse_root};
+use crate::config::{ConfigFile, ConfigSources, RootAddress, split_root};
 use crate::verify::Severity;
 
 /// Colours of help and errors on a terminal. clap omits them elsewhere, and if `NO_COLOR` is set.
@@ -112,12 +112,12 @@ pub(super) struct Cli {
 #[derive(Debug, Clone, Default, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "one for each command-line switch")]
 pub(super) struct ServeArgs {
-    /// Directory of a container, or NAME=DIRECTORY
+    /// Directory or address (s3://BUCKET/PATH, gs://, az://, https://) of a container, or NAME=ROOT
     ///
-    /// Several containers are served under their names; without NAME, a container has the name of its directory, without
-    /// ".n5". The containers replace those of the configuration. An argument is a plain path if the part before its first
-    /// "=" contains a slash, or if it names an existing directory. Without any container, here or in the configuration, a
-    /// small demo container is served.
+    /// Several containers are served under their names; without NAME, a container has the name of its directory, or the
+    /// last part of its address, without ".n5". The containers replace those of the configuration. An argument is a plain
+    /// path or address if the part before its first "=" contains a slash, or if it names an existing directory. Without
+    /// any container, here or in the configuration, a small demo container is served.
     #[arg(value_name = "ROOT")]
     pub(super) roots: Vec<OsString>,
 
@@ -290,7 +290,7 @@ impl ServeArgs {
             set: self.set.clone(),
             listen: self.listen.clone(),
             port: self.port,
-            roots: self.roots.iter().map(|text| parse_root(text, &is_directory)).collect(),
+            roots: self.roots.iter().map(|text| split_root(text, &is_directory)).collect(),
             reserved,
         }
     }
@@ -312,8 +312,11 @@ fn severity_parser() -> impl TypedValueParser<Value = Severity> {
 
 /// Returns the arguments of a server with this container and these settings.
 pub(super) fn serve_args(root: &Path, config: Option<&PathBuf>, set: &[String]) -> ServeArgs {
-    // An absolute path is never parsed as NAME=DIRECTORY.
-    let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
+    // Neither an absolute path nor an address with a scheme is ever parsed as NAME=ROOT.
+    let root = match RootAddress::parse(root.as_os_str()) {
+        Ok(RootAddress::Local(path)) => std::path::absolute(&path).unwrap_or(path),
+        Ok(RootAddress::Remote(_)) | Err(_) => root.to_owned(),
+    };
     ServeArgs { roots: vec![root.into()], config: config.cloned(), set: set.to_vec(), ..ServeArgs::default() }
 }
 

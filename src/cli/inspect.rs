@@ -46,7 +46,8 @@ const READERS: [(&str, &str); 5] = [
 pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("inspect takes one container") };
     let resources = Resources::new(Settings::new(config));
-    let container = Container::new(open_store(container_config, config)?, Arc::clone(&resources));
+    let container = Container::new(open_store(container_config, config).await?, Arc::clone(&resources))
+        .configured(config, container_config);
     let mount = mount("", container.clone(), CacheControl::Revalidate);
     let name = args.dataset.trim_matches('/');
     let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
@@ -65,7 +66,7 @@ pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Resu
     }
     let is_group = info["kind"] == "group";
     let tree = if is_group { render_tree(&container, &app, config, &key).await? } else { String::new() };
-    let title = if key.is_root() { container_config.root.display().to_string() } else { key.as_str().to_owned() };
+    let title = if key.is_root() { container_config.root.to_string() } else { key.as_str().to_owned() };
     let text = render(&title, &info, &levels, &tree);
     write_stdout(&format!("{}\n", text.trim_end()))?;
     Ok(0)
@@ -162,7 +163,7 @@ async fn info_or_null(app: &Arc<App>, config: &Config, key: &Key) -> Value {
 
 /// Renders the tree below a group, depth first. Large trees are cut off.
 async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
-    let options = container.resources().new_read_options();
+    let options = Container::new_read_options();
     let mut lines = Vec::new();
     let mut totals = TreeTotals::default();
     let mut is_truncated = false;

@@ -47,7 +47,7 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
     let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
     // The default entity tags are the same on every machine, so that a run can resume the report of another machine.
     let container_config = &ContainerConfig { entity_tag: EntityTagSource::default(), ..container_config.clone() };
-    let store = open_store(container_config, config)?;
+    let store = open_store(container_config, config).await?;
     let settings = Settings::new(config);
     let cores = args.threads.map_or(settings.cores, usize::from);
     let settings =
@@ -87,8 +87,8 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
         report.finish(&totals, complete).context("the report cannot be written")?;
     }
     if complete && totals.datasets == 0 {
-        let root = container_config.root.to_string_lossy();
-        let place = if args.datasets.is_empty() { root.into_owned() } else { args.datasets.join(", ") };
+        let root = container_config.root.to_string();
+        let place = if args.datasets.is_empty() { root } else { args.datasets.join(", ") };
         terminal.print_line(&format!(
             "no block was verified: there is no dataset in {}; is this the right directory, and is its storage mounted?",
             escape_control_chars(&place)

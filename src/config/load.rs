@@ -1,13 +1,13 @@
 //! Merges the sources of a configuration, deserializes the result, and collects all errors.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
 
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
-use super::roots::{container_names, parse_root};
+use super::root_address::{RootAddress, without_secrets};
+use super::roots::{container_names, split_root};
 use super::sections::{Config, ContainerConfig, ContainerDefaults, DEFAULTS};
 use super::similar::most_similar;
 use super::validate::{ConfigError, ConfigErrors};
@@ -29,8 +29,8 @@ pub struct ConfigSources {
     pub listen: Option<String>,
     /// Argument of `--port`.
     pub port: Option<u16>,
-    /// Arguments ROOT, parsed by [`parse_root`]. If there are any, they replace all configured containers.
-    pub roots: Vec<(String, PathBuf)>,
+    /// Arguments ROOT, split by [`split_root`]. If there are any, they replace all configured containers.
+    pub roots: Vec<(String, OsString)>,
     /// First path segments of the server's endpoints, which no container may have as its name.
     pub reserved: Vec<&'static str>,
 }
@@ -67,22 +67,7 @@ impl Config {
             }
         }
         if !sources.roots.is_empty() {
-            let names = container_names(&sources.roots, &sources.reserved);
-            let ContainerDefaults { cache_control, symlinks, must_be_mount, entity_tag } = config.container_defaults;
-            let container = |(name, (_, root)): (String, &(String, PathBuf))| ContainerConfig {
-                name,
-                root: root.clone(),
-                cache_control,
-                symlinks,
-                must_be_mount,
-                entity_tag,
-            };
-            config.containers = names.into_iter().zip(&sources.roots).map(container).collect();
-            merger.clear_container_origins();
-            let origins = sources.roots.iter().enumerate();
-            merger
-                .origins
-                .extend(origins.map(|(n, (_, path))| (format!("containers[{n}]"), path.display().to_string())));
+            merger.replace_containers(&mut config, sources);
         }
         for fault in config.validate(&sources.reserved).err().into_iter().flat_map(|faults| faults.0) {
             merger.errors.push(merger.locate(fault));
@@ -123,10 +108,16 @@ impl ConfigMerger {
             }
         }
         for argument in &sources.set {
-            let origin = format!("--set {argument}");
             source_errors.extend(match argument.split_once('=') {
-                Some((key, text)) => self.add_text(key.trim(), text, origin).err(),
-                None => Some(ConfigError::new("", "write --set section.key=value").with_origin(origin)),
+                // An address may contain a password.
+                Some((key, text)) if key.trim() == "containers" => {
+                    self.add_text("containers", text, "--set containers=…".to_owned()).err()
+                }
+                Some((key, text)) => self.add_text(key.trim(), text, format!("--set {argument}")).err(),
+                None => {
+                    let error = ConfigError::new("", "write --set section.key=value");
+                    Some(error.with_origin(format!("--set {argument}")))
+                }
             });
         }
         if let Some(listen) = &sources.listen {
@@ -169,7 +160,8 @@ impl ConfigMerger {
             return self.apply_containers(value, BTreeMap::from([(key.to_owned(), origin)]));
         }
         let Some(default) = self.defaults.get(key) else {
-            self.errors.push(ConfigError::new(key, self.unknown_key_message(key)).with_origin(origin));
+            let message = unknown_key_message(key, || self.defaults.keys().map(String::as_str));
+            self.errors.push(ConfigError::new(key, message).with_origin(origin));
             return;
         };
         if default.is_array() != value.is_array() {
@@ -190,6 +182,49 @@ impl ConfigMerger {
         self.settings.insert("containers".to_owned(), value);
     }
 
+    /// Replaces the containers of `config` with those of the arguments ROOT, which have the default settings. An address
+    /// that cannot be parsed is reported.
+    fn replace_containers(&mut self, config: &mut Config, sources: &ConfigSources) {
+        self.clear_container_origins();
+        let mut roots = Vec::new();
+        for (name, text) in &sources.roots {
+            let origin = without_secrets(text);
+            match RootAddress::parse(text) {
+                Ok(address) => {
+                    self.origins.insert(format!("containers[{}]", roots.len()), origin);
+                    roots.push((name.clone(), address));
+                }
+                Err(message) => self.errors.push(ConfigError::new("", message).with_origin(origin)),
+            }
+        }
+        let names = container_names(&roots, &sources.reserved);
+        let ContainerDefaults {
+            cache_control,
+            symlinks,
+            must_be_mount,
+            entity_tag,
+            recheck_cached_metadata,
+            recheck_cached_data,
+            remember_missing,
+            immutable,
+            store,
+        } = &config.container_defaults;
+        let container = |(name, (_, root)): (String, (String, RootAddress))| ContainerConfig {
+            name,
+            root,
+            cache_control: *cache_control,
+            symlinks: *symlinks,
+            must_be_mount: *must_be_mount,
+            entity_tag: *entity_tag,
+            recheck_cached_metadata: *recheck_cached_metadata,
+            recheck_cached_data: *recheck_cached_data,
+            remember_missing: *remember_missing,
+            immutable: *immutable,
+            store: store.clone(),
+        };
+        config.containers = names.into_iter().zip(roots).map(container).collect();
+    }
+
     fn clear_container_origins(&mut self) {
         self.origins.retain(|key, _origin| !key.starts_with("containers"));
     }
@@ -202,15 +237,15 @@ impl ConfigMerger {
             return Value::Array(Vec::new());
         };
         let inherited = self.container_defaults();
-        let known_keys = || inherited.keys().map(String::as_str).chain(["name", "root"]);
+        let known_keys = || inherited.iter().map(|(key, _value)| key.as_str()).chain(["name", "root"]);
         let mut tables = Vec::new();
         for (index, item) in items.into_iter().enumerate() {
             let mut filtered = Table::new();
-            for (key, value) in item.as_table().cloned().unwrap_or_default() {
+            for (key, value) in flatten(item.as_table().cloned().unwrap_or_default()) {
                 if known_keys().any(|known| known == key) {
-                    filtered.insert(key, value);
+                    insert_at(&mut filtered, &key, value);
                 } else {
-                    let message = suggest("unknown key", most_similar(&key, known_keys(), MIN_SIMILARITY));
+                    let message = unknown_key_message(&key, known_keys);
                     self.errors.push(self.locate(ConfigError::new(format!("containers[{index}].{key}"), message)));
                 }
             }
@@ -219,22 +254,13 @@ impl ConfigMerger {
         Value::Array(tables)
     }
 
-    fn unknown_key_message(&self, key: &str) -> String {
-        let last_segment = key.rsplit('.').next().unwrap_or(key);
-        let same_name =
-            self.defaults.keys().find(|known| known.split_once('.').is_some_and(|(_, k)| k == last_segment));
-        let nearest = most_similar(key, self.defaults.keys().map(String::as_str), MIN_SIMILARITY);
-        suggest("unknown key", nearest.or(same_name.map(String::as_str)))
-    }
-
     /// Deserializes the merged settings. Reports each setting of the wrong form, replaces it by its default, and tries
     /// again, so that all such errors are found.
     fn deserialize(&mut self) -> Result<Config, ConfigErrors> {
         loop {
-            let Err(error) = serde_path_to_error::deserialize::<_, Config>(Value::Table(self.to_table())) else {
-                self.inherit_container_defaults();
-                let config = Value::Table(self.to_table()).try_into();
-                return config.map_err(|error| ConfigErrors(vec![syntax_error("containers", &error)]));
+            let error = match serde_path_to_error::deserialize::<_, Config>(Value::Table(self.to_table())) {
+                Ok(config) => return Ok(config),
+                Err(error) => error,
             };
             let path = error.path().to_string();
             let fault = ConfigError::new(&path, error.inner().message().trim());
@@ -251,46 +277,38 @@ impl ConfigMerger {
         if let Some((index, key)) = container_path(path) {
             let table = self.settings.get_mut("containers").and_then(Value::as_array_mut);
             let table = table.and_then(|items| items.get_mut(index)).and_then(Value::as_table_mut);
-            return table.is_some_and(|table| table.remove(key).is_some());
+            return table.is_some_and(|table| remove_at(table, key));
         }
         let key = path.split('[').next().unwrap_or(path);
         let Some(default) = self.defaults.get(key) else { return false };
         self.settings.insert(key.to_owned(), default.clone()).is_some_and(|old| old != *default)
     }
 
+    /// Returns all settings as a table. Each container has those settings of `container_defaults` that it does not set
+    /// itself. A wrong value among these is found first where it was written, because sections are read in the order of
+    /// their names.
     fn to_table(&self) -> Table {
         let mut table = Table::new();
         for (path, value) in &self.settings {
-            match path.split_once('.') {
-                None => drop(table.insert(path.clone(), value.clone())),
-                Some((section, key)) => {
-                    let inner = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
-                    if let Value::Table(inner) = inner {
-                        inner.insert(key.to_owned(), value.clone());
-                    }
-                }
+            insert_at(&mut table, path, value.clone());
+        }
+        let inherited = self.container_defaults();
+        let containers = table.get_mut("containers").and_then(Value::as_array_mut).into_iter().flatten();
+        for container in containers.filter_map(Value::as_table_mut) {
+            let own = std::mem::take(container);
+            for (key, value) in inherited.iter().cloned().chain(flatten(own)) {
+                insert_at(container, &key, value);
             }
         }
         table
     }
 
-    /// Returns the settings of `container_defaults`.
-    fn container_defaults(&self) -> Table {
+    /// Returns the settings of `container_defaults` by their keys in a container.
+    fn container_defaults(&self) -> Vec<(String, Value)> {
         let inherited = |(key, value): (&String, &Value)| {
             Some((key.strip_prefix("container_defaults.")?.to_owned(), value.clone()))
         };
         self.settings.iter().filter_map(inherited).collect()
-    }
-
-    /// Adds to each container those settings of `container_defaults` that the container does not set itself.
-    fn inherit_container_defaults(&mut self) {
-        let inherited = self.container_defaults();
-        let containers = self.settings.get_mut("containers").and_then(Value::as_array_mut).into_iter().flatten();
-        for container in containers.filter_map(Value::as_table_mut) {
-            for (key, value) in &inherited {
-                container.entry(key.clone()).or_insert_with(|| value.clone());
-            }
-        }
     }
 
     /// Adds the origin of the key to an error. If the key has no origin, uses that of the nearest enclosing key.
@@ -308,12 +326,12 @@ impl ConfigMerger {
     }
 }
 
-/// Flattens a TOML table, two levels deep, into settings by key: `section.key`, or `containers`.
+/// Flattens a TOML table into settings by key: `section.key`, `section.section.key`, or `containers`.
 fn flatten(table: Table) -> Vec<(String, Value)> {
     let mut settings = Vec::new();
     for (section, value) in table {
         if let Value::Table(inner) = value {
-            settings.extend(inner.into_iter().map(|(key, value)| (format!("{section}.{key}"), value)));
+            settings.extend(flatten(inner).into_iter().map(|(key, value)| (format!("{section}.{key}"), value)));
         } else {
             settings.push((section, value));
         }
@@ -321,13 +339,33 @@ fn flatten(table: Table) -> Vec<(String, Value)> {
     settings
 }
 
-/// Maps `N5_SECTION__KEY` to `section.key`, and `N5_CONTAINERS` to `containers`. Returns `None` for any other variable.
+/// Inserts a setting into nested tables, which it adds where they are missing.
+fn insert_at(table: &mut Table, key: &str, value: Value) {
+    match key.split_once('.') {
+        None => drop(table.insert(key.to_owned(), value)),
+        Some((section, key)) => {
+            if let Value::Table(inner) = table.entry(section).or_insert_with(|| Value::Table(Table::new())) {
+                insert_at(inner, key, value);
+            }
+        }
+    }
+}
+
+/// Removes a setting from nested tables. Returns false if there is none.
+fn remove_at(table: &mut Table, key: &str) -> bool {
+    match key.split_once('.') {
+        None => table.remove(key).is_some(),
+        Some((section, key)) => {
+            table.get_mut(section).and_then(Value::as_table_mut).is_some_and(|inner| remove_at(inner, key))
+        }
+    }
+}
+
+/// Maps `N5_SECTION__KEY` to `section.key`, `N5_SECTION__SECTION__KEY` to `section.section.key`, and `N5_CONTAINERS` to
+/// `containers`. Returns `None` for any other variable.
 fn environment_key(variable: &str) -> Option<String> {
     let name = variable.strip_prefix("N5_")?.to_ascii_lowercase();
-    match name.split_once("__") {
-        Some((section, key)) => Some(format!("{section}.{key}")),
-        None => (name == "containers").then_some(name),
-    }
+    (name == "containers" || name.contains("__")).then(|| name.replace("__", "."))
 }
 
 /// Parses a text as a value of the same type as `default`. Strings need no quotes. A list is TOML or comma-separated.
@@ -352,9 +390,9 @@ fn coerce(default: Option<&Value>, text: &str) -> Result<Value, String> {
 fn container_tables(list: Value) -> Value {
     let to_table = |item: Value| {
         let Some(text) = item.as_str() else { return item };
-        let (name, path) = parse_root(OsStr::new(text), |_path| false);
-        let path = path.to_string_lossy().into_owned();
-        Value::Table([("name".to_owned(), name.into()), ("root".to_owned(), path.into())].into_iter().collect())
+        let (name, address) = split_root(OsStr::new(text), |_path| false);
+        let address = address.to_string_lossy().into_owned();
+        Value::Table([("name".to_owned(), name.into()), ("root".to_owned(), address.into())].into_iter().collect())
     };
     if let Value::Array(items) = list { Value::Array(items.into_iter().map(to_table).collect()) } else { list }
 }
@@ -395,14 +433,27 @@ fn syntax_error(name: &str, error: &toml::de::Error) -> ConfigError {
     ConfigError::new("", format!("{name}: {}", error.to_string().trim_end().replace('\n', "\n  ")))
 }
 
+/// Returns the message about a key that is not among `known`.
+fn unknown_key_message<'a, K: Iterator<Item = &'a str>>(key: &str, known: impl Fn() -> K) -> String {
+    if known().any(|known| known.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'))) {
+        return format!("is a section: write its keys as {key}.KEY, or below [{key}]");
+    }
+    let last_segment = |key: &'a str| key.rsplit('.').next();
+    let same_name = known().find(|known| known.contains('.') && last_segment(known) == key.rsplit('.').next());
+    suggest("unknown key", most_similar(key, known(), MIN_SIMILARITY).or(same_name))
+}
+
 fn suggest(message: &str, known: Option<&str>) -> String {
     known.map_or_else(|| message.to_owned(), |known| format!("{message}; did you mean {known}?"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::sections::{EntityTagSource, LogFormat, SymlinkPolicy};
-    use super::super::values::{CacheControl, ListenAddress};
+    use super::super::store_settings::{AddressingStyle, CredentialSource};
+    use super::super::values::{CacheControl, ListenAddress, RevalidationPolicy};
     use super::*;
 
     fn from_file(text: &str) -> ConfigSources {
@@ -456,7 +507,7 @@ mod tests {
     fn every_setting_can_come_from_the_environment() {
         let defaults: Table = DEFAULTS.parse().unwrap();
         for (key, value) in flatten(defaults) {
-            let variable = format!("N5_{}", key.to_uppercase().replacen('.', "__", 1));
+            let variable = format!("N5_{}", key.to_uppercase().replace('.', "__"));
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             assert_eq!(Config::load(&environment(&[(&variable, &text)])).unwrap(), Config::default(), "{variable}");
             let texts = [
@@ -470,9 +521,11 @@ mod tests {
                 "jwt.issuer",
                 "jwt.name_claim",
                 "jwt.groups_claim",
+                "container_defaults.store.region",
+                "container_defaults.store.ca",
             ];
             if texts.contains(&key.as_str()) {
-                // These settings are paths, names or claims, for which any text is valid.
+                // These settings are paths, names, regions or claims, for which any text is valid.
                 continue;
             }
             let result = Config::load(&environment(&[(&variable, "[[")]));
@@ -507,7 +560,7 @@ mod tests {
         sources.roots = vec![(String::new(), "/c".into())];
         let config = Config::load(&sources).unwrap();
         assert_eq!(config.containers.len(), 1);
-        assert_eq!(config.containers[0].root.to_str(), Some("/c"));
+        assert_eq!(config.containers[0].root.to_string(), "/c");
     }
 
     #[test]
@@ -532,6 +585,86 @@ mod tests {
         );
         let tags: Vec<_> = config.containers.iter().map(|container| container.entity_tag).collect();
         assert_eq!(tags, [EntityTagSource::Mtime, EntityTagSource::Inode]);
+    }
+
+    #[test]
+    fn settings_of_a_store_are_inherited_one_by_one() {
+        let text = "[container_defaults.store]\nregion = 'us-west-2'\ntimeout = '5s'\n\
+                    [[containers]]\nname = 'a'\nroot = 's3://b/a.n5'\n[containers.store]\ntimeout = '9s'\npath_style = true\n\
+                    [[containers]]\nname = 'b'\nroot = '/b'\nstore.credentials = 'profile:lab'\n";
+        let mut sources = from_file(text);
+        sources.environment = vec![("N5_CONTAINER_DEFAULTS__STORE__CONCURRENCY".into(), "7".into())];
+        let config = Config::load(&sources).unwrap();
+        let store = |index: usize| &config.containers[index].store;
+        assert_eq!((store(0).region.as_str(), store(0).timeout), ("us-west-2", Duration::from_secs(9)));
+        assert_eq!((store(0).path_style, store(0).concurrency), (AddressingStyle::Path, 7));
+        assert_eq!((store(1).timeout, &store(1).path_style), (Duration::from_secs(5), &AddressingStyle::Auto));
+        assert_eq!(store(1).credentials, CredentialSource::Profile("lab".into()));
+        assert_eq!(Config::load(&from_file(&config.to_toml().unwrap())).unwrap(), config);
+    }
+
+    #[test]
+    fn faults_in_the_settings_of_a_store_are_reported_where_they_were_written() {
+        let text = "[[containers]]\nroot = 's3://b/a.n5'\n[containers.store]\ntimout = '9s'\ncredentials = 'AKIASECRET'\n\
+                    [container_defaults.store]\nconcurrency = 0\nendpoint = 'https://u:hunter2@host'\nregions = ''\n\
+                    [container_defaults]\nremember_missing = '10'\nrecheck_cached_data = 'often'";
+        let error = load_error(&from_file(text));
+        for line in [
+            "lab.toml:4: containers[0].store.timout: unknown key; did you mean store.timeout?",
+            "lab.toml:5: containers[0].store.credentials: is not a source of credentials: write",
+            "lab.toml:7: container_defaults.store.concurrency: 0 is too small, the minimum is 1",
+            "lab.toml:8: container_defaults.store.endpoint: is not a base URL",
+            "lab.toml:9: container_defaults.store.regions: unknown key; did you mean container_defaults.store.region?",
+            "lab.toml:11: container_defaults.remember_missing: \"10\" is not a duration",
+            "lab.toml:12: container_defaults.recheck_cached_data: \"often\" is not a recheck policy",
+        ] {
+            assert!(error.contains(line), "{line}: {error}");
+        }
+        assert!(!error.contains("AKIASECRET") && !error.contains("hunter2"), "{error}");
+        let section = load_error(&from_file("[container_defaults]\nstore = 5"));
+        assert!(section.contains("is a section: write its keys as container_defaults.store.KEY"), "{section}");
+    }
+
+    #[test]
+    fn an_address_with_credentials_is_refused_without_being_repeated() {
+        let address = "https://user:hunter2@host/c?token=hunter2";
+        let roots = ConfigSources { roots: vec![("em".into(), address.into())], ..ConfigSources::default() };
+        for sources in [
+            roots,
+            from_file(&format!("[[containers]]\nroot = '{address}'")),
+            environment(&[("N5_CONTAINERS", &format!("a={address}"))]),
+            set(&[&format!("containers=a={address}")]),
+        ] {
+            let error = load_error(&sources);
+            assert!(error.contains("contains credentials") && error.contains("store.credentials"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn remote_containers_are_compared_less_often_than_local_ones() {
+        let after = |seconds| RevalidationPolicy::After(Duration::from_secs(seconds));
+        let policies = |text: &str, root: &str| {
+            let mut sources = from_file(text);
+            sources.roots = vec![(String::new(), root.into())];
+            let config = Config::load(&sources).unwrap();
+            let (container, cache) = (&config.containers[0], &config.cache);
+            let metadata = container.metadata_policy(cache.recheck_cached_metadata);
+            (metadata, container.data_policy(cache.recheck_cached_data), container.missing_policy())
+        };
+        let (always, never) = (RevalidationPolicy::Always, RevalidationPolicy::Never);
+        assert_eq!(policies("", "/data"), (always, always, None));
+        assert_eq!(policies("", "s3://b/c"), (after(60), after(3600), Some(after(60))));
+        let text = "[container_defaults]\nrecheck_cached_metadata = '1s'\nrecheck_cached_data = 'never'\nremember_missing = '2s'";
+        for root in ["/data", "s3://b/c"] {
+            assert_eq!(policies(text, root), (after(1), never, Some(after(2))), "{root}");
+        }
+        let immutable = "[container_defaults]\nimmutable = true\nrecheck_cached_data = '1s'";
+        assert_eq!(policies(immutable, "/data"), (never, never, None));
+        assert_eq!(policies(immutable, "s3://b/c"), (never, never, Some(never)));
+        let cache = "[cache]\nrecheck_cached_metadata = '5s'";
+        assert_eq!(policies(cache, "/data").0, after(5));
+        assert_eq!(policies(cache, "s3://b/c").0, after(60));
     }
 
     #[test]
@@ -625,6 +758,18 @@ colour = true
     }
 
     #[test]
+    fn the_example_is_valid_with_its_remote_containers() {
+        let uncomment = |line: &'static str| match line.strip_prefix('#') {
+            Some(rest) if rest.starts_with(|c: char| c == '[' || c.is_ascii_lowercase()) => rest,
+            _ => line,
+        };
+        let text = include_str!("../../config/example.toml").lines().map(uncomment).collect::<Vec<_>>().join("\n");
+        let config = Config::load(&from_file(&text)).unwrap();
+        let roots: Vec<String> = config.containers.iter().map(|container| container.root.to_string()).collect();
+        assert_eq!(roots.iter().filter(|root| root.contains("://")).count(), 5, "{roots:?}");
+    }
+
+    #[test]
     fn no_text_causes_a_panic() {
         for text in
             ["", "=", "[", "containers = 1", "[containers]\na=1", "containers = [1, {}]", "cache = 5", "[[cache]]"]
@@ -657,6 +802,8 @@ colour = true
     fn only_variables_with_two_underscores_are_settings() {
         assert_eq!(environment_key("N5_CACHE__DECODED").as_deref(), Some("cache.decoded"));
         assert_eq!(environment_key("N5_SERVER__BASE_PATH").as_deref(), Some("server.base_path"));
+        let nested = environment_key("N5_CONTAINER_DEFAULTS__STORE__PATH_STYLE");
+        assert_eq!(nested.as_deref(), Some("container_defaults.store.path_style"));
         assert_eq!(environment_key("N5_CONTAINERS").as_deref(), Some("containers"));
         for other in ["N5_CORPUS", "N5CACHE__DECODED", "PATH", "XN5_CACHE__DECODED"] {
             assert_eq!(environment_key(other), None, "{other}");

@@ -5,6 +5,10 @@ use super::sections::{Config, LimitsConfig, TlsConfig};
 /// Size of the cache of parsed attributes, which is not configurable.
 const ATTRIBUTES_CACHE_BYTES: u64 = 8 << 20;
 
+/// Maximum memory of the table of names that are known to be missing, which is not configurable. It is used for remote
+/// containers, and for those with `remember_missing`.
+pub const KNOWN_MISSING_BYTES: u64 = 32 << 20;
+
 /// Memory of each thread of `server.threads` beyond [`BASELINE_THREADS`], including the threads beside it that decode
 /// blocks and make documents: stacks, and the memory that the allocator retains for each thread. Measured 3 to 7 MiB
 /// (`docs/HOSTILE.md`).
@@ -101,7 +105,9 @@ impl Config {
     /// rest of the process are not included.
     pub fn memory_bound_bytes(&self) -> u64 {
         let Self { cache, limits, .. } = self;
-        [cache.decoded, cache.stored, limits.slice_budget, limits.decode_budget, limits.transfer_budget]
+        let remembers_missing = self.containers.iter().any(|container| container.missing_policy().is_some());
+        let known_missing = if remembers_missing { KNOWN_MISSING_BYTES } else { 0 };
+        [known_missing, cache.decoded, cache.stored, limits.slice_budget, limits.decode_budget, limits.transfer_budget]
             .into_iter()
             .fold(ATTRIBUTES_CACHE_BYTES.saturating_add(self.threads_bytes()), u64::saturating_add)
     }

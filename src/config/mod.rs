@@ -5,23 +5,28 @@
 
 mod load;
 mod memory_bounds;
+mod root_address;
 mod roots;
 mod sections;
 mod similar;
+mod store_settings;
 mod summary;
 mod validate;
 mod values;
 
 pub use load::{ConfigFile, ConfigSources};
 pub use memory_bounds::{
-    MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER, SEND_QUEUES_BYTES, SHARED_DISK_THREADS,
+    KNOWN_MISSING_BYTES, MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER, SEND_QUEUES_BYTES,
+    SHARED_DISK_THREADS,
 };
-pub use roots::{parse_root, short_name};
+pub use root_address::{Provider, RemoteRoot, RootAddress};
+pub use roots::{short_name, split_root};
 pub use sections::{
     AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerConfig, ContainerDefaults,
     CorsConfig, DEFAULTS, DefaultAccess, EntityTagSource, EvictionPolicy, JwtConfig, LimitsConfig, LogConfig,
     LogFormat, RequiredContainers, ServerConfig, SymlinkPolicy, TlsConfig, TracingConfig,
 };
 pub(crate) use similar::most_similar;
+pub use store_settings::{AddressingStyle, CredentialSource, ForbiddenPolicy, StoreSettings};
 pub use validate::{ConfigError, ConfigErrors};
 pub use values::{CacheControl, ListenAddress, RevalidationPolicy};

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::root_address::RootAddress;
+use super::store_settings::StoreSettings;
 use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
 
 /// Text of `config/default.toml`: every key with its default, unit and purpose.
@@ -131,9 +133,9 @@ pub struct ContainerConfig {
     /// First path segment; empty if this is the only container and is served at the root.
     #[serde(default)]
     pub name: String,
-    /// Directory of the container.
+    /// Directory of the container, or its address in an object store or on an HTTP server.
     #[serde(default)]
-    pub root: PathBuf,
+    pub root: RootAddress,
     /// Cache policy for browsers and proxies.
     #[serde(default)]
     pub cache_control: CacheControl,
@@ -146,6 +148,82 @@ pub struct ContainerConfig {
     /// Properties of a file from which its entity tag is made.
     #[serde(default)]
     pub entity_tag: EntityTagSource,
+    /// Policy for comparing cached attributes with the store; `None` for the default of the kind of root.
+    #[serde(default, with = "values::auto_policy")]
+    pub recheck_cached_metadata: Option<RevalidationPolicy>,
+    /// Policy for comparing cached blocks with the store; `None` for the default of the kind of root.
+    #[serde(default, with = "values::auto_policy")]
+    pub recheck_cached_data: Option<RevalidationPolicy>,
+    /// Time for which a missing object is believed to be missing; `None` for the default of the kind of root.
+    #[serde(default, with = "values::auto_duration")]
+    pub remember_missing: Option<Duration>,
+    /// True if the container never changes, so that nothing cached is compared with the store.
+    #[serde(default)]
+    pub immutable: bool,
+    /// Section `[containers.store]`: access to the store of a remote container.
+    #[serde(default)]
+    pub store: StoreSettings,
+}
+
+/// Settings of a container or of `container_defaults` that have bounds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ContainerSettings<'a> {
+    pub(super) recheck_cached_metadata: Option<RevalidationPolicy>,
+    pub(super) recheck_cached_data: Option<RevalidationPolicy>,
+    pub(super) remember_missing: Option<Duration>,
+    pub(super) store: &'a StoreSettings,
+}
+
+impl ContainerDefaults {
+    pub(super) fn freshness_and_store(&self) -> ContainerSettings<'_> {
+        let Self { recheck_cached_metadata, recheck_cached_data, remember_missing, ref store, .. } = *self;
+        ContainerSettings { recheck_cached_metadata, recheck_cached_data, remember_missing, store }
+    }
+}
+
+impl ContainerConfig {
+    pub(super) fn freshness_and_store(&self) -> ContainerSettings<'_> {
+        let Self { recheck_cached_metadata, recheck_cached_data, remember_missing, ref store, .. } = *self;
+        ContainerSettings { recheck_cached_metadata, recheck_cached_data, remember_missing, store }
+    }
+
+    /// Returns the policy for comparing cached attributes with the store. `local` is the policy for local directories.
+    pub fn metadata_policy(&self, local: RevalidationPolicy) -> RevalidationPolicy {
+        const REMOTE: RevalidationPolicy = RevalidationPolicy::After(Duration::from_secs(60));
+        self.policy(self.recheck_cached_metadata, local, REMOTE)
+    }
+
+    /// Returns the policy for comparing cached blocks with the store. `local` is the policy for local directories.
+    pub fn data_policy(&self, local: RevalidationPolicy) -> RevalidationPolicy {
+        const REMOTE: RevalidationPolicy = RevalidationPolicy::After(Duration::from_secs(60 * 60));
+        self.policy(self.recheck_cached_data, local, REMOTE)
+    }
+
+    /// Returns the policy for asking the store again for objects that were missing; `None` if such objects have the
+    /// policies of attributes and blocks.
+    pub fn missing_policy(&self) -> Option<RevalidationPolicy> {
+        const REMOTE: Duration = Duration::from_secs(60);
+        let remembered = self.remember_missing.or(self.is_remote().then_some(REMOTE)).map(RevalidationPolicy::After);
+        if self.immutable && self.is_remote() { Some(RevalidationPolicy::Never) } else { remembered }
+    }
+
+    fn policy(
+        &self,
+        configured: Option<RevalidationPolicy>,
+        local: RevalidationPolicy,
+        remote: RevalidationPolicy,
+    ) -> RevalidationPolicy {
+        match configured {
+            _ if self.immutable => RevalidationPolicy::Never,
+            Some(policy) => policy,
+            None if self.is_remote() => remote,
+            None => local,
+        }
+    }
+
+    fn is_remote(&self) -> bool {
+        matches!(self.root, RootAddress::Remote(_))
+    }
 }
 
 /// Section `[container_defaults]`: settings of containers that do not override them.
@@ -160,6 +238,19 @@ pub struct ContainerDefaults {
     pub must_be_mount: bool,
     /// Properties of a file from which its entity tag is made.
     pub entity_tag: EntityTagSource,
+    /// Policy for comparing cached attributes with the store; `None` for the default of the kind of root.
+    #[serde(with = "values::auto_policy")]
+    pub recheck_cached_metadata: Option<RevalidationPolicy>,
+    /// Policy for comparing cached blocks with the store; `None` for the default of the kind of root.
+    #[serde(with = "values::auto_policy")]
+    pub recheck_cached_data: Option<RevalidationPolicy>,
+    /// Time for which a missing object is believed to be missing; `None` for the default of the kind of root.
+    #[serde(with = "values::auto_duration")]
+    pub remember_missing: Option<Duration>,
+    /// True if the container never changes, so that nothing cached is compared with the store.
+    pub immutable: bool,
+    /// Section `[container_defaults.store]`: access to the stores of remote containers.
+    pub store: StoreSettings,
 }
 
 /// Policy for symbolic links below the root of a container.
@@ -428,6 +519,12 @@ section_defaults!(
     compression: CompressionConfig, log: LogConfig, tracing: TracingConfig
 );
 
+impl Default for StoreSettings {
+    fn default() -> Self {
+        ContainerDefaults::default().store
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -450,7 +547,7 @@ mod tests {
         table
             .iter()
             .flat_map(|(section, value)| match inner(value) {
-                Some(inner) => inner.keys().map(|key| format!("{section}.{key}")).collect(),
+                Some(inner) => keys(&inner).into_iter().map(|key| format!("{section}.{key}")).collect(),
                 None => vec![section.clone()],
             })
             .collect()
@@ -460,11 +557,8 @@ mod tests {
     fn default_toml_has_every_field_and_nothing_else() {
         let container = ContainerConfig {
             name: String::new(),
-            root: "/data/volume.n5".into(),
-            cache_control: ContainerDefaults::default().cache_control,
-            symlinks: ContainerDefaults::default().symlinks,
-            must_be_mount: false,
-            entity_tag: ContainerDefaults::default().entity_tag,
+            root: RootAddress::Local("/data/volume.n5".into()),
+            ..ContainerConfig::default()
         };
         let config = Config { containers: vec![container], ..Config::default() };
         assert_eq!(toml::from_str::<Config>(&uncommented()).unwrap(), config);

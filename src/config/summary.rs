@@ -62,7 +62,7 @@ impl Config {
             "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {}{}{})",
             self.server.base_path,
             container.name,
-            container.root.display(),
+            container.root,
             container.cache_control,
             container.symlinks.name(),
             if container.must_be_mount { ", must be a mount" } else { "" },

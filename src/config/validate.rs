@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use super::sections::{Config, JwtConfig};
+use super::sections::{Config, ContainerSettings, JwtConfig};
 use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
 
 /// Name of the attributes file at the root of a container. No container may be named so, because both would have the
@@ -20,6 +21,11 @@ const MIB: u64 = 1 << 20;
 /// Maximum size of a budget. No machine has so much memory, and sums of budgets cannot overflow.
 const MAX_BUDGET_BYTES: u64 = 1 << 50;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+/// Maximum number of concurrent requests to the store of one container.
+const MAX_STORE_REQUESTS: usize = 4096;
+/// Minimum time without a byte from a store. A shorter one would take every slow answer for a fault.
+const MIN_STORE_TIMEOUT: Duration = Duration::from_millis(100);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// An error in a configuration.
@@ -86,6 +92,9 @@ impl Config {
         validate_ranges(self, &mut check);
         check("tracing.otlp_endpoint", validate_url(&self.tracing.otlp_endpoint));
         check("container_defaults.cache_control", validate_cache_control(self.container_defaults.cache_control));
+        for (key, result) in self.container_defaults.freshness_and_store().validate() {
+            check(&format!("container_defaults.{key}"), result);
+        }
         check("cache.recheck_cached_metadata", validate_recheck(self.cache.recheck_cached_metadata));
         check("cache.recheck_cached_data", validate_recheck(self.cache.recheck_cached_data));
         validate_origins("cors.origins", &self.cors.origins, &mut faults);
@@ -244,6 +253,22 @@ fn validate_recheck(recheck: RevalidationPolicy) -> Result<(), String> {
     }
 }
 
+impl ContainerSettings<'_> {
+    /// Returns the key of each setting and the result of its check.
+    fn validate(&self) -> [(&'static str, Result<(), String>); 5] {
+        let format_duration = |duration: &Duration| humantime::format_duration(*duration).to_string();
+        let recheck = |policy: Option<RevalidationPolicy>| policy.map_or(Ok(()), validate_recheck);
+        let remembered = self.remember_missing.unwrap_or_default();
+        [
+            ("recheck_cached_metadata", recheck(self.recheck_cached_metadata)),
+            ("recheck_cached_data", recheck(self.recheck_cached_data)),
+            ("remember_missing", check_range(&remembered, &Duration::ZERO, &YEAR, format_duration)),
+            ("store.concurrency", check_range(&self.store.concurrency, &1, &MAX_STORE_REQUESTS, ToString::to_string)),
+            ("store.timeout", check_range(&self.store.timeout, &MIN_STORE_TIMEOUT, &HOUR, format_duration)),
+        ]
+    }
+}
+
 /// Checks that `cors.credentials` is not combined with the origin `*`, which browsers refuse.
 fn validate_cors_credentials(config: &Config, faults: &mut Vec<ConfigError>) {
     if config.cors.credentials && config.cors.origins.iter().any(|origin| origin == "*") {
@@ -362,10 +387,18 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
             faults.push(ConfigError::new(format!("containers[{index}].{key}"), message));
         };
         let name = container.name.as_str();
-        if container.root.as_os_str().is_empty() {
-            fault("root", "is missing: name the container's directory".to_owned());
+        if container.root.is_empty() {
+            fault("root", "is missing: name the container's directory or address".to_owned());
         }
         // A value that is inherited from `container_defaults` has been reported there.
+        let inherited_faults = config.container_defaults.freshness_and_store().validate();
+        for (key, result) in container.freshness_and_store().validate() {
+            if let Err(message) = &result
+                && !inherited_faults.contains(&(key, result.clone()))
+            {
+                fault(key, message.clone());
+            }
+        }
         if let Err(message) = validate_cache_control(container.cache_control)
             && container.cache_control != inherited
         {
@@ -373,7 +406,8 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
         }
         if name.is_empty() {
             if config.containers.len() > 1 {
-                let reason = if container.root.file_name().is_some_and(|name| name.to_str().is_none()) {
+                let file_name = container.root.local_path().and_then(Path::file_name);
+                let reason = if file_name.is_some_and(|name| name.to_str().is_none()) {
                     "of several containers, each needs a name in UTF-8, and that of its directory is in another encoding"
                 } else {
                     "of several containers, each needs a name"
@@ -403,7 +437,8 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
 
 #[cfg(test)]
 mod tests {
-    use super::super::sections::{ContainerConfig, EntityTagSource, SymlinkPolicy};
+    use super::super::root_address::RootAddress;
+    use super::super::sections::ContainerConfig;
     use super::*;
 
     fn keys(config: &Config) -> Vec<String> {
@@ -416,11 +451,8 @@ mod tests {
     fn with_names(names: &[&str]) -> Config {
         let container = |name: &&str| ContainerConfig {
             name: (*name).to_owned(),
-            root: "/data".into(),
-            cache_control: CacheControl::Revalidate,
-            symlinks: SymlinkPolicy::Inside,
-            must_be_mount: false,
-            entity_tag: EntityTagSource::Mtime,
+            root: RootAddress::Local("/data".into()),
+            ..ContainerConfig::default()
         };
         Config { containers: names.iter().map(container).collect(), ..Config::default() }
     }

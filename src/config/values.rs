@@ -71,7 +71,7 @@ pub(super) mod duration {
 
 /// Deserializes a value with `parse`, which gets the text of a string without quotes, or the TOML text of another
 /// value.
-fn parse_text<'de, D: Deserializer<'de>, T>(
+pub(super) fn parse_text<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     parse: impl Fn(&str) -> Result<T, String>,
 ) -> Result<T, D::Error> {
@@ -107,6 +107,20 @@ pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D)
     let value = toml::Value::deserialize(deserializer)?;
     let number = value.as_integer().and_then(|number| T::try_from(number).ok());
     number.ok_or_else(|| D::Error::custom(format!("{value} is not a whole number of 0 or more")))
+}
+
+/// Deserializes a base URL, `http` or `https`, without a slash at its end; or empty text.
+pub(super) fn base_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    parse_text(deserializer, |text| {
+        let text = text.trim_end_matches('/');
+        let rest = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+        if text.is_empty() || rest.is_some_and(|rest| !rest.is_empty() && !rest.contains(['@', '?', '#', ' '])) {
+            return Ok(text.to_owned());
+        }
+        // The text is not repeated, because it may contain a password.
+        Err("is not a base URL: write \"https://HOST\" or \"https://HOST:PORT\", without a user, a query or a bucket"
+            .to_owned())
+    })
 }
 
 /// A listening address.
@@ -228,6 +242,59 @@ impl fmt::Display for RevalidationPolicy {
             Self::After(age) => humantime::format_duration(*age).fmt(f),
         }
     }
+}
+
+/// Policies for comparing cached entries, or `auto`, which is `None`.
+pub(super) mod auto_policy {
+    use serde::{Deserializer, Serializer};
+
+    use crate::config::values::RevalidationPolicy;
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+    pub(crate) fn serialize<S: Serializer>(
+        policy: &Option<RevalidationPolicy>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        crate::config::values::serialize_auto(policy.as_ref(), serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<RevalidationPolicy>, D::Error> {
+        crate::config::values::parse_text(deserializer, |text| crate::config::values::parse_auto(text, str::parse))
+    }
+}
+
+/// Durations, or `auto`, which is `None`.
+pub(super) mod auto_duration {
+    use std::time::Duration;
+
+    use serde::{Deserializer, Serializer};
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+    pub(crate) fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        crate::config::values::serialize_auto(duration.map(humantime::format_duration), serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        crate::config::values::parse_text(deserializer, |text| {
+            crate::config::values::parse_auto(text, crate::config::values::duration::parse)
+        })
+    }
+}
+
+fn serialize_auto<S: serde::Serializer>(value: Option<impl fmt::Display>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => serializer.collect_str(&value),
+        None => serializer.serialize_str("auto"),
+    }
+}
+
+fn parse_auto<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+    if text == "auto" {
+        return Ok(None);
+    }
+    parse(text).map(Some).map_err(|message| format!("{message}; or \"auto\""))
 }
 
 /// Makes serde read a type with its `FromStr`, and write it with its `Display`.

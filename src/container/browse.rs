@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::grid_component::grid_component;
 use super::handle::Container;
 use super::subdirectories::{ZarrFormat, ZarrMarkers};
-use crate::cache::{ATTRIBUTES, Dataset, GroupState, ReadError, ReadOptions};
+use crate::cache::{self, ATTRIBUTES, Dataset, GroupState, MissingKind, MissingNames, ReadError, ReadOptions};
 use crate::store::{DirEntry, FilterDecision, Key};
 use n5_format::{Coords, GridPosition, MAX_RANK};
 
@@ -231,8 +231,34 @@ impl Container {
         if !self.check_visible(key) {
             return Ok(false);
         }
+        let names = self.missing_names();
+        let fresh_since = self.fresh_since(options, key);
+        let is_missing = |names: &MissingNames| names.checked_since(MissingKind::Directory, key, fresh_since).is_some();
+        if names.as_ref().is_some_and(is_missing) {
+            return Ok(false);
+        }
+        let checked_at = cache::now();
         let is_directory = self.store.is_directory(key).await;
-        Ok(ReadError::hidden_as_none(is_directory.map(Some).map_err(ReadError::from))?.unwrap_or(false))
+        let is_directory = ReadError::hidden_as_none(is_directory.map(Some).map_err(ReadError::from))?.unwrap_or(false);
+        if let (false, Some(names)) = (is_directory, names) {
+            names.insert(MissingKind::Directory, key, checked_at);
+        }
+        Ok(is_directory)
+    }
+
+    /// Returns true if `key` is a directory, but not at the position of a block. If a directory lies at the key of a
+    /// block, the block is missing.
+    ///
+    /// # Errors
+    /// Returns an error if the store fails.
+    pub async fn is_group_directory(&self, options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
+        // Only the attributes tell whether a key is that of a block. A store behind a network is not asked for a
+        // directory there, because the attributes are usually cached.
+        if self.store.sends_conditional_requests() {
+            Ok(self.block_at(options, key).await?.is_none() && self.is_directory(options, key).await?)
+        } else {
+            Ok(self.is_directory(options, key).await? && !self.is_block_position(options, key).await?)
+        }
     }
 
     /// Returns a filter for the names in the directory `key` that are visible to the caller.

@@ -10,9 +10,10 @@ use bytes::Bytes;
 
 use super::resources::Resources;
 use crate::cache::{
-    BudgetError, MemoryPermit, ObjectCacheKey, ObjectEntry, ObjectSource, Permit, ReadError, ReadOptions, SendPermit,
-    StoredObject, Validated,
+    self, BudgetError, CacheEntry, FreshSince, FreshnessPolicy, MemoryPermit, MissingKind, MissingNames,
+    ObjectCacheKey, ObjectEntry, ObjectSource, Permit, ReadError, ReadOptions, SendPermit, StoredObject, Validated,
 };
+use crate::config::{Config, ContainerConfig};
 use crate::runtime::fair_queue::ClientId;
 use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, ShedReason};
@@ -40,6 +41,8 @@ pub struct Container {
     pub(crate) id: u32,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) resources: Arc<Resources>,
+    /// The policy of this container; `None` for that of the settings.
+    freshness: Option<FreshnessPolicy>,
     /// Restriction to what the caller may see; `None` if everything is visible.
     pub(crate) visibility: Option<Arc<dyn Visibility>>,
 }
@@ -50,7 +53,7 @@ impl Container {
     pub fn new(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
         let id = resources.next_container_id.fetch_add(1, Ordering::Relaxed);
         let store = Arc::new(InstrumentedStore::new(store));
-        Self { id, store, resources: resources.for_container(), visibility: None }
+        Self { id, store, resources: resources.for_container(), freshness: None, visibility: None }
     }
 
     /// Returns the same container with other resources. The container's entries stay in those caches that `resources`
@@ -58,6 +61,38 @@ impl Container {
     #[must_use]
     pub fn with_resources(&self, resources: &Arc<Resources>) -> Self {
         Self { resources: resources.for_container(), ..self.clone() }
+    }
+
+    /// Returns the same container with the settings of `container`, which say how fresh cached entries must be. Without
+    /// this call, the settings of the resources apply.
+    #[must_use]
+    pub fn configured(&self, config: &Config, container: &ContainerConfig) -> Self {
+        Self { freshness: Some(FreshnessPolicy::new(config, container)), ..self.clone() }
+    }
+
+    /// Returns options for the reads of a request that begins now.
+    pub fn new_read_options() -> ReadOptions {
+        ReadOptions::begin()
+    }
+
+    fn freshness(&self) -> FreshnessPolicy {
+        self.freshness.unwrap_or_else(|| self.resources.settings().freshness())
+    }
+
+    /// Returns the moments at or after which the stored object at `key` must have been compared with the store.
+    pub(crate) fn fresh_since(&self, options: ReadOptions, key: &Key) -> FreshSince {
+        self.freshness().since(key, options.request_start)
+    }
+
+    /// Returns the moments at or after which blocks must have been compared with the store.
+    pub(crate) fn data_since(&self, options: ReadOptions) -> FreshSince {
+        self.freshness().data_since(options.request_start)
+    }
+
+    /// Returns the known missing names of the container; `None` if the caches of what exists also remember what is
+    /// missing.
+    pub(crate) fn missing_names(&self) -> Option<MissingNames> {
+        self.freshness().missing.map(|_policy| MissingNames::new(&self.resources.known_missing, self.id))
     }
 
     /// Returns the same container with restricted visibility. The caches are shared; hidden objects are not looked up
@@ -99,9 +134,10 @@ impl Container {
         if !self.check_visible(key) {
             return Ok(None);
         }
-        let source = ObjectSource { objects: &self.resources.objects, store: &self.store, key };
-        let entry =
-            self.object_entries().get(&self.object_cache_key(key), options, options.since(key), &source).await?;
+        let missing = self.missing_names();
+        let source = ObjectSource { objects: &self.resources.objects, store: &self.store, key, missing };
+        let fresh_since = self.fresh_since(options, key);
+        let entry = self.object_entries().get(&self.object_cache_key(key), options, fresh_since, &source).await?;
         Ok(entry.object.clone())
     }
 
@@ -114,8 +150,14 @@ impl Container {
             return Ok(None);
         }
         let cached = self.object_entries().cached(&self.object_cache_key(key)).await;
-        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(options.since(key))) {
+        let fresh_since = self.fresh_since(options, key);
+        if let Some(entry) = cached.filter(|entry| entry.is_fresh(fresh_since)) {
             return Ok(entry.meta().cloned());
+        }
+        let missing = self.missing_names();
+        let is_missing = |names: &MissingNames| names.checked_since(MissingKind::Object, key, fresh_since).is_some();
+        if missing.as_ref().is_some_and(is_missing) {
+            return Ok(None);
         }
         match self.store.cached_stat(key) {
             CachedStat::Object(raw_meta) => Ok(Some(raw_meta.into())),
@@ -123,7 +165,12 @@ impl Container {
             CachedStat::Unknown => {
                 // `head` below may wait for the store.
                 options.pend_if_nonblocking().await;
-                Ok(self.store.head(key).await?)
+                let checked_at = cache::now();
+                let meta = self.store.head(key).await?;
+                if let (None, Some(missing)) = (&meta, missing) {
+                    missing.insert(MissingKind::Object, key, checked_at);
+                }
+                Ok(meta)
             }
         }
     }

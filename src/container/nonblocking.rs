@@ -8,7 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::handle::Container;
-use crate::cache::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadOptions};
+use crate::cache::{CacheEntry, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadOptions};
 use crate::store::{CachedGet, CachedStat, Key, ObjectMeta, RawObjectMeta, SendfileSource};
 use crate::telemetry::metrics::{self, LookupResult, StoreOperation};
 
@@ -110,7 +110,7 @@ impl Container {
             CachedStat::Object(_) | CachedStat::NotAnObject | CachedStat::Unknown => None,
             CachedStat::Missing => {
                 // If every request must look again, no later request could use the entry.
-                if !is_cached && options.since(key) < options.request_start {
+                if !is_cached && self.fresh_since(options, key).missing < options.request_start {
                     self.try_cache_missing(key, options.request_start);
                 }
                 Some(self.known_missing(key, options.request_start))
@@ -122,13 +122,13 @@ impl Container {
     /// object.
     fn is_entry_valid(&self, options: ReadOptions, key: &Key, entry: &ObjectEntry) -> bool {
         let validated_at = &entry.validated_at;
-        validated_at.is_fresh(options.since(key))
+        entry.is_fresh(self.fresh_since(options, key))
             || validated_at.try_is_unchanged(&*self.store, key, entry.version(), options.request_start) == Some(true)
     }
 
     /// Looks up an object that is missing according to `entry`. Returns `None` if a directory has that name.
     fn try_missing(&self, options: ReadOptions, key: &Key, entry: &ObjectEntry) -> Option<NonblockingLookup> {
-        if entry.is_name_absent && entry.validated_at.is_fresh(options.since(key)) {
+        if entry.is_name_absent && entry.is_fresh(self.fresh_since(options, key)) {
             return Some(self.known_missing(key, entry.validated_at.nanoseconds()));
         }
         if self.store.cached_stat(key) == CachedStat::Missing {
@@ -261,13 +261,13 @@ impl Container {
             }
             DependencyKind::StoredVersion(key, version) => {
                 let is_valid = !with_bytes
-                    && (dependency.last_lookup >= options.since(key)
+                    && (dependency.last_lookup >= self.fresh_since(options, key).found
                         || store.page_cache().is_some_and(|cache| cache.is_unchanged(key, *version)));
                 is_valid.then(Bytes::new)
             }
             DependencyKind::Derived(_, entry) => Some(entry.upgrade()?.whole_object()?.1.clone()),
             DependencyKind::Missing(key) => {
-                if dependency.last_lookup < options.since(key) {
+                if dependency.last_lookup < self.fresh_since(options, key).missing {
                     if store.cached_stat(key) != CachedStat::Missing {
                         return None;
                     }

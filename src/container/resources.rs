@@ -8,8 +8,8 @@ use moka::future::Cache;
 use moka::policy::EvictionPolicy;
 
 use crate::cache::{
-    AttributesCache, BlockCache, Budget, CACHED_ATTRIBUTES_BYTES, MemoryPermit, ObjectCache, ReadError, ReadOptions,
-    RevalidationPolicy,
+    AttributesCache, BlockCache, Budget, CACHED_ATTRIBUTES_BYTES, FreshnessPolicy, KnownMissing, MemoryPermit,
+    ObjectCache, ReadError, RevalidationPolicy,
 };
 use crate::config::{self, Config};
 use crate::runtime::cpu_pool::CpuPool;
@@ -29,6 +29,8 @@ pub struct Settings {
     pub recheck_metadata: RevalidationPolicy,
     /// Policy for revalidating cached blocks.
     pub recheck_data: RevalidationPolicy,
+    /// Policy for asking the store again for missing objects; `None` for the policies of attributes and blocks.
+    pub recheck_missing: Option<RevalidationPolicy>,
     /// Maximum size of a slice.
     pub max_slice_bytes: u64,
     /// Budget for results that are being assembled and sent.
@@ -56,6 +58,7 @@ impl Settings {
             use_tiny_lfu: config.cache.policy == config::EvictionPolicy::TinyLfu,
             recheck_metadata: config.cache.recheck_cached_metadata,
             recheck_data: config.cache.recheck_cached_data,
+            recheck_missing: None,
             max_slice_bytes: config.limits.slice,
             slice_budget: config.limits.slice_budget,
             decode_budget: config.limits.decode_budget,
@@ -65,6 +68,12 @@ impl Settings {
             budget_wait: config.limits.budget_wait,
             cores: config.threads(),
         }
+    }
+
+    /// Returns the freshness policy of containers that have none of their own.
+    pub(crate) fn freshness(&self) -> FreshnessPolicy {
+        let Self { recheck_metadata: metadata, recheck_data: data, recheck_missing: missing, .. } = *self;
+        FreshnessPolicy { metadata, data, missing }
     }
 
     /// Returns the parts of the resources that resources for `new` take over.
@@ -79,6 +88,7 @@ impl Settings {
             // No part is built from these. Each read uses the settings in force, and budgets are resized.
             recheck_metadata: _,
             recheck_data: _,
+            recheck_missing: _,
             max_slice_bytes: _,
             slice_budget: _,
             decode_factor: _,
@@ -118,6 +128,7 @@ pub struct Resources {
     pub(crate) slice_budget: Budget,
     /// Automatic windows of pictures, by a hash of the sampled blocks and their versions.
     pub(crate) windows: Cache<u128, (f64, f64)>,
+    pub(super) known_missing: Arc<KnownMissing>,
     pub(super) next_container_id: Arc<AtomicU32>,
 }
 
@@ -142,6 +153,7 @@ impl Resources {
             blocks: BlockCache::new(decoded_cache, policy, cpu.clone(), decode_budget, budget_wait),
             slice_budget: Budget::new(BudgetLabel::Slice, settings.slice_budget, budget_wait),
             windows: Cache::new(MAX_WINDOWS),
+            known_missing: Arc::default(),
             next_container_id: Arc::default(),
             cpu,
             settings,
@@ -184,6 +196,7 @@ impl Resources {
         new.blocks.set_budget(decode_budget);
         new.attributes = self.attributes.clone();
         new.attributes.parsing_budget.max_wait = new.settings.budget_wait;
+        new.known_missing = Arc::clone(&self.known_missing);
         new.next_container_id = Arc::clone(&self.next_container_id);
         Arc::new(new)
     }
@@ -224,11 +237,6 @@ impl Resources {
     /// Gives idle pooled buffers back to the system. Must be called a few times a second.
     pub fn release_unused(&self) {
         self.budgets().into_iter().for_each(Budget::release_unused_buffers);
-    }
-
-    /// Returns options for the reads of a request that begins now.
-    pub fn new_read_options(&self) -> ReadOptions {
-        ReadOptions::begin(self.settings.recheck_metadata, self.settings.recheck_data)
     }
 
     /// Returns the maximum size in bytes of a permit of the slice budget that may overtake a larger request of another

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 
 use super::handle::Container;
 use crate::cache::{
-    self, BlockLocation, BlockSource, BlockVersion, BudgetedObject, Dataset, ObjectEntry, ReadError, ReadOptions,
-    SourceBlock, ValidatedAt,
+    self, BlockLocation, BlockSource, BlockVersion, BudgetedObject, CacheEntry, Dataset, FreshSince, MissingKind,
+    ObjectEntry, ReadError, ReadOptions, SourceBlock, ValidatedAt,
 };
 use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, StoreOperation};
@@ -49,6 +49,17 @@ impl BlockSource for StoredBlocks {
         Ok(metas.into_iter().map(|meta| meta.map(|meta| meta.version)).collect())
     }
 
+    fn known_missing(&self, position: &GridPosition, fresh_since: FreshSince) -> Option<u64> {
+        let names = self.container.missing_names()?;
+        names.checked_since(MissingKind::Object, &self.dataset.block_key(position), fresh_since)
+    }
+
+    fn remember_missing(&self, position: &GridPosition, checked_at: u64) -> bool {
+        let Some(names) = self.container.missing_names() else { return false };
+        names.insert(MissingKind::Object, &self.dataset.block_key(position), checked_at);
+        true
+    }
+
     fn pressure(&self) -> StorePressure {
         self.container.store_pressure()
     }
@@ -59,13 +70,13 @@ impl BlockSource for StoredBlocks {
         &self,
         position: &GridPosition,
         known: Option<&BlockVersion>,
-        fresh_since: u64,
+        fresh_since: FreshSince,
     ) -> Result<(SourceBlock, u64), ReadError> {
         let store = &*self.container.store;
         let objects = &self.container.resources.objects;
         let key = self.dataset.block_key(position);
         let cached = self.container.object_entries().cached(&self.container.object_cache_key(&key)).await;
-        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(fresh_since))
+        if let Some(entry) = cached.filter(|entry| entry.is_fresh(fresh_since))
             && let Some(block) = self.block_of_entry(&entry, known)
         {
             return Ok((block, entry.validated_at.nanoseconds()));
@@ -132,27 +143,47 @@ impl Container {
         if self.store.reports_missing_root() {
             return Ok(());
         }
-        let existence = self.ensure_dataset_exists(options, dataset).await;
+        let names = self.missing_names();
+        let key = dataset.attributes_key().unwrap_or_else(Key::root);
+        if let Some(names) = &names {
+            let checked_at = |position| names.checked_at(MissingKind::Object, &dataset.block_key(position));
+            let last_checked_at = positions.iter().filter_map(checked_at).max();
+            let attributes = self.object_entries().cached(&self.object_cache_key(&key)).await;
+            let seen_at =
+                attributes.filter(|entry| entry.object.is_some()).map(|entry| entry.validated_at.nanoseconds());
+            // The attributes were seen after the blocks were missing.
+            if last_checked_at.is_some() && last_checked_at < seen_at {
+                return Ok(());
+            }
+        }
+        let existence = self.ensure_dataset_exists(options, dataset, &key).await;
         if existence.is_err() {
             for position in positions {
+                let block_key = dataset.block_key(position);
                 self.resources.blocks.entries.forget_missing(&(dataset.id, position.clone())).await;
-                let entry_key = self.object_cache_key(&dataset.block_key(position));
-                self.object_entries().forget_missing(&entry_key).await;
+                self.object_entries().forget_missing(&self.object_cache_key(&block_key)).await;
+                if let Some(names) = &names {
+                    names.forget(MissingKind::Object, &block_key);
+                }
             }
         }
         existence
     }
 
-    async fn ensure_dataset_exists(&self, options: ReadOptions, dataset: &Dataset) -> Result<(), ReadError> {
-        let key = dataset.attributes_key().unwrap_or_else(Key::root);
-        match self.store.cached_stat(&key) {
+    async fn ensure_dataset_exists(&self, options: ReadOptions, dataset: &Dataset, key: &Key) -> Result<(), ReadError> {
+        match self.store.cached_stat(key) {
             CachedStat::Object(_) => return Ok(()),
             CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => {
                 // `head` below may wait for the store.
                 options.pend_if_nonblocking().await;
             }
         }
-        if self.store.head(&key).await?.is_some() {
+        let checked_at = cache::now();
+        if let Some(meta) = self.store.head(key).await? {
+            let cached = self.object_entries().cached(&self.object_cache_key(key)).await;
+            if let Some(entry) = cached.filter(|entry| entry.version() == Some(meta.version)) {
+                entry.validated_at.touch(checked_at);
+            }
             return Ok(());
         }
         let error = StoreError::RootMissing(format!("dataset {:?} disappeared while it was being read", dataset.key));
@@ -198,7 +229,7 @@ mod tests {
             &self,
             position: &GridPosition,
             known: Option<&BlockVersion>,
-            _fresh_since: u64,
+            _fresh_since: FreshSince,
         ) -> Result<(SourceBlock, u64), ReadError> {
             let checked_at = cache::now();
             if known.and_then(BlockVersion::etag_and_version) == Some(("\"computed\"", 1)) {
@@ -219,24 +250,24 @@ mod tests {
         let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
         let resources = Resources::new(Settings::small());
         let container = Container::new(Arc::new(MemoryStore::new([object], 0)), resources);
-        let options = container.resources().new_read_options();
+        let options = ReadOptions::begin();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let blocks = &container.resources().blocks;
         let computed = Arc::new(Computed::default());
         let location = BlockLocation { source: Arc::<Computed>::clone(&computed), dataset, position: smallvec![3, 4] };
         let positions = std::slice::from_ref(&location.position);
         let counts = || (computed.loads.load(Ordering::Relaxed), computed.comparisons.load(Ordering::Relaxed));
-        let loads = (0..9).map(|_| blocks.load(location.clone(), 0));
+        let loads = (0..9).map(|_| blocks.load(location.clone(), 0.into()));
         for loaded in futures_util::future::join_all(loads).await {
             assert_eq!(loaded.unwrap().0.block().unwrap().data, [3, 4][..]);
         }
-        let cached = blocks.cached(&*computed, &location.dataset, positions, 0).await.unwrap();
+        let cached = blocks.cached(&*computed, &location.dataset, positions, 0.into()).await.unwrap();
         assert!(cached[0].is_some());
         assert_eq!(counts(), (1, 0));
         let now = cache::now();
-        let stale = blocks.cached(&*computed, &location.dataset, positions, now).await.unwrap();
+        let stale = blocks.cached(&*computed, &location.dataset, positions, now.into()).await.unwrap();
         assert!(stale[0].is_none(), "it must be compared by a load");
-        let (entry, _) = blocks.load(location.clone(), now).await.unwrap();
+        let (entry, _) = blocks.load(location.clone(), now.into()).await.unwrap();
         assert!(Arc::ptr_eq(&entry, cached[0].as_ref().unwrap()));
         assert_eq!(counts(), (1, 1));
     }

@@ -153,7 +153,7 @@ fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
     if app.options.access_control.is_some() && redact::may_contain_secret(request.path) {
         return None;
     }
-    let read_options = app.resources.new_read_options();
+    let read_options = ReadOptions::begin();
     let repeated =
         thread_cache::with_entry(app.id, request.path, |entry| repeat_reply(app, request, read_options, entry));
     if repeated.is_some() {

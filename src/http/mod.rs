@@ -45,6 +45,7 @@ use futures_util::FutureExt;
 use futures_util::future::{self, BoxFuture};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::cache::ReadOptions;
 use crate::telemetry::logs::panic_message;
 use crate::telemetry::trace::{self, Trace};
 use admission::{client_limits, fair_polling, in_flight};
@@ -202,7 +203,7 @@ async fn authorize_and_admit(
     let permit =
         if target.endpoint.needs_admission() { Some(clients.admit(&app.options, client).await?) } else { None };
     // The allowed age of cached data counts from the admission of the request, not from its arrival.
-    context.read_options = app.resources.new_read_options();
+    context.read_options = ReadOptions::begin();
     context.caller_view = caller_view.as_deref();
     context.visible_mount = caller_view.as_ref().and_then(|view| app.visible_mount(target, view));
     let work = client.scope(dispatch(&context));

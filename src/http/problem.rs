@@ -438,6 +438,21 @@ fn store_problem(error: &StoreError) -> Problem {
         StoreError::Io { key, .. } if error.hides_object() => {
             return unreadable(format!("the server has no permission to read /{key}"));
         }
+        StoreError::CannotList(key, _) => {
+            return unreadable(format!(
+                "the storage of this container has no listing of /{key}; what it holds can be requested by its path"
+            ));
+        }
+        StoreError::Throttled(_, _, pause) => {
+            let detail = "the storage asks for fewer requests; try again later";
+            let seconds = pause.as_secs().max(1).to_string();
+            return Problem::with_cause(STORAGE_UNAVAILABLE, detail, error.to_string())
+                .with_header(RETRY_AFTER, &seconds);
+        }
+        StoreError::Denied { .. } => (
+            STORAGE_UNAVAILABLE,
+            "the storage refuses the requests of this server; its operator finds the reason in the log",
+        ),
         StoreError::Timeout(..) => (TIMEOUT, "the storage did not respond in time"),
         StoreError::Io { .. } | StoreError::Truncated(_) | StoreError::Torn(_) => {
             (STORAGE_UNAVAILABLE, "the storage failed, perhaps temporarily; try again")

@@ -42,7 +42,7 @@ impl<'a> RequestContext<'a> {
             parts,
             id: observe::request_id(&parts.headers),
             peer: observe::peer_address(&parts.extensions),
-            read_options: app.resources.new_read_options(),
+            read_options: ReadOptions::begin(),
             target,
             presented: PresentedTokens::of(parts),
             caller_view: None,

@@ -153,7 +153,7 @@ mod tests {
     async fn the_size_of_bands_follows_the_speed_of_the_client() {
         let attributes = r#"{"dimensions":[1024,1024,4096],"blockSize":[64,64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
         let container = container(1 << 40, 64 << 20, attributes);
-        let options = container.resources.new_read_options();
+        let options = ReadOptions::begin();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let region = Region::whole(dataset.attributes.dimensions());
         let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
@@ -187,7 +187,7 @@ mod tests {
         let budget_wait = Duration::from_millis(500);
         let container = container_with_blocks(budget_wait);
         let resources = &container.resources;
-        let options = resources.new_read_options();
+        let options = ReadOptions::begin();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let delivery = SliceDelivery::streamed(dataset.attributes.data_type());
         let region = Region::whole(dataset.attributes.dimensions());

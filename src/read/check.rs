@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::cache::{
-    self, BlockCache, BlockLocation, BlockWaiters, Dataset, LoadTimes, ReadError, ReadOptions, SourceBlock,
+    self, BlockCache, BlockLocation, BlockWaiters, Dataset, FreshSince, LoadTimes, ReadError, ReadOptions, SourceBlock,
     TORN_READ_RETRY_DELAY,
 };
 use crate::container::Container;
@@ -39,11 +39,11 @@ pub async fn check_block(
     }
     let blocks = &container.resources.blocks;
     let location = container.block_location(dataset, position);
-    match check_once(blocks, &location, options.since(&dataset.block_key(position))).await {
+    match check_once(blocks, &location, container.fresh_since(options, &dataset.block_key(position))).await {
         // The block may have been written while it was read. A slice loads such a block again, too.
         Err(error) if error.may_be_torn() => {
             tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
-            check_once(blocks, &location, cache::now()).await
+            check_once(blocks, &location, cache::now().into()).await
         }
         result => result,
     }
@@ -52,7 +52,7 @@ pub async fn check_block(
 async fn check_once(
     blocks: &BlockCache,
     location: &BlockLocation,
-    fresh_since: u64,
+    fresh_since: FreshSince,
 ) -> Result<Option<ValidBlock>, ReadError> {
     let (bytes, permit) = match location.source.load(&location.position, None, fresh_since).await?.0 {
         SourceBlock::Unchanged | SourceBlock::Missing => return Ok(None),

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 
 use super::plan::PlannedSlice;
-use super::read_stats::{Fingerprint, fingerprint};
+use super::read_stats::{Fingerprint, compare_blocks, fingerprint};
 use super::slice_reader::{ReadPurpose, SliceRead, SliceReader};
 use crate::cache::{
     self, EntrySource, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadError, ReadOptions, StoredObject,
@@ -67,8 +67,8 @@ pub async fn read_derived(
 ) -> Result<Option<DerivedBytes>, ReadError> {
     let id = derivation.id ^ slice.region_hash();
     let source = DerivedSource { reader: SliceReader { container, options, slice }, derivation };
-    let entry =
-        container.object_entries().get(&ObjectCacheKey::Derived(id), options, options.data_since, &source).await?;
+    let fresh_since = container.data_since(options);
+    let entry = container.object_entries().get(&ObjectCacheKey::Derived(id), options, fresh_since, &source).await?;
     Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
         bytes: bytes.clone(),
         etags_hash: entry.etags_hash,
@@ -80,10 +80,12 @@ pub async fn read_derived(
 /// Returns true if the blocks from which `entry` was derived are unchanged in the store.
 async fn is_unchanged(reader: SliceReader<'_>, entry: &ObjectEntry) -> Result<bool, ReadError> {
     let checked_at = cache::now();
-    let current = fingerprint(reader.container, reader.options, reader.slice).await?;
-    let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
+    let current = compare_blocks(reader.container, reader.options, reader.slice).await?;
+    let Fingerprint { blocks, versions_hash, .. } = current.fingerprint;
+    let is_unchanged = entry.version() == (blocks > 0).then_some(versions_hash);
     if is_unchanged {
-        entry.validated_at.touch(checked_at);
+        // A slice may touch no block at all.
+        entry.validated_at.touch(current.oldest_check.unwrap_or(checked_at));
     }
     Ok(is_unchanged)
 }
@@ -109,6 +111,7 @@ async fn derive(
     if stats.fingerprint.blocks == 0 {
         return Ok(ObjectEntry::missing(false, checked_at));
     }
+    let depends_on_missing = stats.missing > 0;
     let apply = Arc::clone(&derivation.apply);
     let priority = Priority::for_input_bytes(data.len());
     // The job owns its inputs, so that it runs to completion and its result is cached even if no request waits any
@@ -134,12 +137,16 @@ async fn derive(
     // Unchanged elements hold a permit of another budget, which must not stay in this cache.
     if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
         let uncached = ObjectEntry::uncached(StoredObject::Whole(meta, memory.own_pooled(bytes)), checked_at);
-        return Ok(ObjectEntry { etags_hash, ..uncached });
+        return Ok(ObjectEntry { etags_hash, depends_on_missing, ..uncached });
     }
     // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
     // waits for the slice budget.
     let permit = reader.container.object_entries().take(len).await?;
-    Ok(ObjectEntry { etags_hash, ..ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at) })
+    Ok(ObjectEntry {
+        etags_hash,
+        depends_on_missing,
+        ..ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at)
+    })
 }
 
 /// The blocks of a slice as the source of a derived result.

@@ -80,7 +80,8 @@ impl Gather<'_> {
     async fn gather_batch(&mut self, positions: &[GridPosition]) -> Result<(), ReadError> {
         let GatherContext { container, options, source, dataset, .. } = &*self.context;
         let started = Instant::now();
-        let cached = self.context.blocks().cached_or_damaged(&**source, positions, dataset.id, options.data_since);
+        let cached =
+            self.context.blocks().cached_or_damaged(&**source, positions, dataset.id, container.data_since(*options));
         let cached = container.abort_if_contended(&dataset.key, Box::pin(cached)).await?;
         self.stats.cache += started.elapsed();
         let (items, read_in_parts) = self.split_batch(positions, cached)?;
@@ -159,8 +160,8 @@ impl Gather<'_> {
                     if is_retry {
                         tokio::time::sleep(RETRY_DELAY).await;
                     }
-                    let result =
-                        context.blocks().load(context.block_location(&position), context.options.data_since).await;
+                    let fresh_since = context.container.data_since(context.options);
+                    let result = context.blocks().load(context.block_location(&position), fresh_since).await;
                     (position, result)
                 });
             }

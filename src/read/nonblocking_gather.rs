@@ -23,8 +23,8 @@ use super::canvas::{Canvas, ElementByteOrder};
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
 use crate::cache::{
-    self, BlockCache, BlockEntry, BlockLocation, BlockSource, BlockWaiters, Dataset, LoadTimes, Permit, ReadError,
-    ReadOptions, record_decode,
+    self, BlockCache, BlockEntry, BlockLocation, BlockSource, BlockWaiters, CacheEntry, Dataset, LoadTimes, Permit,
+    ReadError, ReadOptions, record_decode,
 };
 use crate::container::Container;
 use crate::runtime::cpu_pool::{CoreLease, Priority};
@@ -257,7 +257,7 @@ impl GatherContext {
         let location = self.block_location(position);
         let load = |flight: &FlightHandle| self.decode_for_cache(&location, job, lease, flight);
         let entry = self.blocks().entries.try_get_or_load((self.dataset.id, position.clone()), load)?;
-        if !entry.validated_at.is_fresh(self.options.data_since) {
+        if !entry.is_fresh(self.container.data_since(self.options)) {
             return None;
         }
         entry.check_decodable(&self.dataset, position).ok()?;

@@ -116,11 +116,15 @@ async fn paste_parts_once(
     let attributes = &dataset.attributes;
     let key = dataset.block_key(position);
     let started = Instant::now();
+    let checked_at = cache::now();
     let inline_limit = InlineLimit::new(0);
     let opening = container.store.get(&key, &inline_limit);
     let budget = &container.resources.slice_budget;
     let object = budget.abort_if_contended(|| container.store_pressure(), &dataset.key, opening).await??;
-    let Some(Object { meta, data }) = object else { return Ok(None) };
+    let Some(Object { meta, data }) = object else {
+        context.source.remember_missing(position, checked_at);
+        return Ok(None);
+    };
     let head_bytes = BlockHeader::max_len(attributes.rank()).min(meta.len);
     let head = read_range(container, &key, &data, 0..head_bytes).await?.0;
     times.add_store(started.elapsed());

@@ -457,7 +457,7 @@ mod tests {
         let attributes =
             r#"{"dimensions":[1024,1024],"blockSize":[64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
         let container = container(1 << 40, 4 << 20, attributes);
-        let options = container.resources.new_read_options();
+        let options = ReadOptions::begin();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let whole = Region::whole(dataset.attributes.dimensions());
         let empty = whole.narrow(1, 0, 0);

@@ -6,7 +6,9 @@ use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use super::plan::PlannedSlice;
-use crate::cache::{BlockEntry, Dataset, LoadTimes, MAX_NONBLOCKING_CHECKS, ReadError, ReadOptions};
+use crate::cache::{
+    self, BlockEntry, CacheEntry, Dataset, LoadTimes, MAX_NONBLOCKING_CHECKS, MissingKind, ReadError, ReadOptions,
+};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use crate::store::{CachedStat, Key, ObjectMeta, Store};
@@ -140,56 +142,108 @@ pub async fn fingerprint(
     options: ReadOptions,
     slice: &PlannedSlice,
 ) -> Result<Fingerprint, ReadError> {
-    let mut sum = Fingerprint::default();
+    Ok(compare_blocks(container, options, slice).await?.fingerprint)
+}
+
+/// Returns the fingerprint of all blocks that `slice` touches, the number of missing ones, and the oldest moment at
+/// which one of them was compared with the store. Reads no blocks. Cached blocks of a store behind a network are
+/// compared as often as the freshness policy asks for.
+///
+/// # Errors
+/// Returns [`ReadError`] if the store fails.
+pub(super) async fn compare_blocks(
+    container: &Container,
+    options: ReadOptions,
+    slice: &PlannedSlice,
+) -> Result<ReadStats, ReadError> {
+    let mut stats = ReadStats::default();
     let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
     loop {
         let batch: Vec<GridPosition> = positions.by_ref().take(BATCH).collect();
         if batch.is_empty() {
-            return Ok(sum);
+            return Ok(stats);
         }
         let store = Arc::clone(&container.store);
         let dataset = Arc::clone(&slice.dataset);
         let is_small = batch.len() <= MAX_NONBLOCKING_CHECKS;
         let probe = move || probe_cached(&*store, &dataset, batch);
         // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
-        let (known, unknown) = if is_small {
+        let (known, mut unknown) = if is_small {
             probe()
         } else {
             options.pend_if_nonblocking().await;
             container.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
         };
-        sum.merge(&known);
+        stats.merge(&known);
+        if container.store.sends_conditional_requests() {
+            unknown = count_cached(container, options, slice, unknown, &mut stats).await;
+        }
         if unknown.is_empty() {
             continue;
         }
         options.pend_if_nonblocking().await;
         let (positions, keys): (Vec<_>, Vec<_>) = unknown.into_iter().unzip();
+        let checked_at = cache::now();
         let metas = container.store.head_many(keys).await?;
+        let source = container.block_source(&slice.dataset);
         for (position, meta) in positions.iter().zip(metas) {
-            if let Some(meta) = meta {
-                sum.add(position, &meta.etag, meta.version);
+            let version = meta.as_ref().map(|meta| meta.version);
+            stats.count_stored(position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked_at);
+            if version.is_none() {
+                source.remember_missing(position, checked_at);
+            }
+            let cached = container.resources.blocks.entries.cached(&(slice.dataset.id, position.clone())).await;
+            if let Some(entry) = cached.filter(|entry| entry.version.number() == version) {
+                entry.validated_at.touch(checked_at);
             }
         }
     }
 }
 
-/// Returns the fingerprint of those blocks at `positions` whose metadata are known without waiting. Also returns the
+/// Counts those of `blocks` that are fresh in the cache of decoded blocks or known to be missing. Returns the others.
+async fn count_cached(
+    container: &Container,
+    options: ReadOptions,
+    slice: &PlannedSlice,
+    blocks: Vec<(GridPosition, Key)>,
+    stats: &mut ReadStats,
+) -> Vec<(GridPosition, Key)> {
+    let fresh_since = container.data_since(options);
+    let names = container.missing_names();
+    let mut others = Vec::new();
+    for (position, key) in blocks {
+        let cached = container.resources.blocks.entries.cached(&(slice.dataset.id, position.clone())).await;
+        if let Some(entry) = cached.filter(|entry| entry.is_fresh(fresh_since)) {
+            stats.count_block(&position, &entry);
+        } else if let Some(checked_at) =
+            names.as_ref().and_then(|names| names.checked_since(MissingKind::Object, &key, fresh_since))
+        {
+            stats.count_stored(&position, None, checked_at);
+        } else {
+            others.push((position, key));
+        }
+    }
+    others
+}
+
+/// Returns the counts of those blocks at `positions` whose metadata are known without waiting. Also returns the
 /// positions and keys of the remaining blocks.
 fn probe_cached(
     store: &dyn Store,
     dataset: &Dataset,
     positions: Vec<GridPosition>,
-) -> (Fingerprint, Vec<(GridPosition, Key)>) {
-    let mut known = Fingerprint::default();
+) -> (ReadStats, Vec<(GridPosition, Key)>) {
+    let checked_at = cache::now();
+    let mut known = ReadStats::default();
     let mut unknown = Vec::new();
     for position in positions {
         let key = dataset.block_key(&position);
         match store.cached_stat(&key) {
             CachedStat::Object(raw_meta) => {
                 let meta = ObjectMeta::from(raw_meta);
-                known.add(&position, &meta.etag, meta.version);
+                known.count_stored(&position, Some((&meta.etag, meta.version)), checked_at);
             }
-            CachedStat::Missing | CachedStat::NotAnObject => {}
+            CachedStat::Missing | CachedStat::NotAnObject => known.count_stored(&position, None, checked_at),
             CachedStat::Unknown => unknown.push((position, key)),
         }
     }

@@ -361,10 +361,11 @@ async fn read_block(
     let blocks = &container.resources.blocks;
     let location = container.block_location(dataset, position);
     let positions = std::slice::from_ref(position);
-    let cached = blocks.cached(&*location.source, dataset, positions, options.data_since).await?;
+    let fresh_since = container.data_since(options);
+    let cached = blocks.cached(&*location.source, dataset, positions, fresh_since).await?;
     match cached.into_iter().next().flatten() {
         Some(entry) => Ok(entry),
-        None => blocks.load(location, options.data_since).await.map(|(entry, _)| entry),
+        None => blocks.load(location, fresh_since).await.map(|(entry, _)| entry),
     }
 }
 

@@ -243,14 +243,14 @@ impl SliceReader<'_> {
         let started = Instant::now();
         let location = container.block_location(&slice.dataset, position);
         let positions = std::slice::from_ref(position);
-        let cached = blocks.cached(&*location.source, &slice.dataset, positions, options.data_since);
+        let cached = blocks.cached(&*location.source, &slice.dataset, positions, container.data_since(options));
         let cached = container.abort_if_contended(&slice.dataset.key, Box::pin(cached)).await?.pop().flatten();
         stats.cache += started.elapsed();
         if let Some(entry) = cached {
             stats.hits += 1;
             return Ok(entry);
         }
-        let load = blocks.load(location, options.data_since);
+        let load = blocks.load(location, container.data_since(options));
         let (entry, times) = container.abort_if_contended(&slice.dataset.key, Box::pin(load)).await?;
         stats.count_load(&times);
         Ok(entry)
@@ -325,7 +325,7 @@ mod tests {
     async fn an_empty_slice_does_not_wait_for_memory() {
         let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
         let container = container(1 << 20, 1 << 20, attributes);
-        let options = container.resources.new_read_options();
+        let options = ReadOptions::begin();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let slice = |shape: [u64; 2]| {
             let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
@@ -353,7 +353,7 @@ mod tests {
     async fn loads_of_a_slice_count_toward_its_memory() {
         let container = container_with_blocks(Duration::from_secs(60));
         let resources = &container.resources;
-        let options = resources.new_read_options();
+        let options = ReadOptions::begin();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let held_permit = resources.blocks.budget().take(resources.blocks.budget().capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();

@@ -137,7 +137,7 @@ impl Server {
         };
         let containers = config.containers.iter().map(|container| {
             let name = if container.name.is_empty() { "/" } else { &container.name };
-            format!("{name} = {}", container.root.display())
+            format!("{name} = {}", container.root)
         });
         let containers = containers.collect::<Vec<_>>().join(", ");
         let containers = if containers.is_empty() { "the embedded demo container".to_owned() } else { containers };

@@ -10,15 +10,19 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use axum::http::HeaderValue;
 use futures_util::future::join_all;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::data_search;
-use crate::config::{CacheControl, Config, ContainerConfig, short_name};
+use crate::config::{
+    CacheControl, Config, ContainerConfig, Provider, RemoteRoot, RootAddress, StoreSettings, short_name,
+};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
 use crate::runtime::off_thread::off_thread;
-use crate::store::{LocalStore, Store, UnavailableStore, check_directory, is_empty_directory};
+use crate::store::{
+    LocalStore, MemoryStore, RemoteStore, Store, UnavailableStore, check_directory, is_empty_directory,
+};
 
 /// Time limit for opening a directory while the server is running. If it fails, the server continues with the present
 /// containers.
@@ -35,7 +39,15 @@ enum ContainerLocation {
         store: LocalStore,
         call_timeout: Duration,
     },
-    /// A directory that has not been opened since the start.
+    /// A container in an object store, on an HTTP server, or in memory.
+    Remote {
+        store: Arc<dyn Store>,
+        /// Settings that the store was opened with. They differ from those of the configuration if a reload could not
+        /// open the store by the new ones.
+        settings: Box<StoreSettings>,
+        call_timeout: Duration,
+    },
+    /// A container that has not been opened since the start.
     Unopened,
 }
 
@@ -51,8 +63,10 @@ pub(super) struct MountedContainer {
 }
 
 impl MountedContainer {
-    /// Mounts the container of `config`, which is at `location`. If it is among `previous`, it keeps its cached data.
+    /// Mounts the container of `config`, one of the containers of `server_config`, which is at `location`. If it is
+    /// among `previous`, it keeps its cached data.
     fn new(
+        server_config: &Config,
         config: &ContainerConfig,
         mut location: ContainerLocation,
         open_lock: Arc<Mutex<()>>,
@@ -66,16 +80,22 @@ impl MountedContainer {
             let store: Arc<dyn Store> = match &location {
                 ContainerLocation::Demo => Arc::new(demo::store()),
                 ContainerLocation::Local { store, .. } => Arc::new(store.clone()),
+                ContainerLocation::Remote { store, .. } => Arc::clone(store),
                 ContainerLocation::Unopened => Arc::new(UnavailableStore::new(&config.root)),
             };
             Container::new(store, Arc::clone(resources))
         };
-        if let ContainerLocation::Local { store, .. } = &mut location
-            && let Some(ContainerLocation::Local { store: mounted, .. }) = existing.map(|known| &known.location)
-        {
-            // A container that remains keeps its store, because the store tracks the state of the storage.
-            *store = mounted.clone();
+        // A container that remains keeps its store, because the store tracks the state of the storage.
+        match (&mut location, existing.map(|known| &known.location)) {
+            (ContainerLocation::Local { store, .. }, Some(ContainerLocation::Local { store: mounted, .. })) => {
+                *store = mounted.clone();
+            }
+            (ContainerLocation::Remote { store, .. }, Some(ContainerLocation::Remote { store: mounted, .. })) => {
+                *store = Arc::clone(mounted);
+            }
+            _ => {}
         }
+        let container = container.configured(server_config, config);
         let mut mount = mount(&config.name, container, config.cache_control);
         mount.title = short_name(&config.root);
         Self { mount, config: config.clone(), location, open_lock }
@@ -95,8 +115,18 @@ impl MountedContainer {
                     && settings(&self.config) == settings(config)
                     && call_timeout == other_timeout
             }
+            (
+                ContainerLocation::Remote { settings, call_timeout, .. },
+                ContainerLocation::Remote { settings: other_settings, call_timeout: other_timeout, .. },
+            ) => (&self.config.root, settings, call_timeout) == (&config.root, other_settings, other_timeout),
             (ContainerLocation::Unopened, ContainerLocation::Unopened) => self.config.root == config.root,
-            (ContainerLocation::Demo | ContainerLocation::Local { .. } | ContainerLocation::Unopened, _) => false,
+            (
+                ContainerLocation::Demo
+                | ContainerLocation::Local { .. }
+                | ContainerLocation::Remote { .. }
+                | ContainerLocation::Unopened,
+                _,
+            ) => false,
         }
     }
 
@@ -104,7 +134,7 @@ impl MountedContainer {
     fn is_responsive(&self) -> bool {
         let is_stalled = match &self.location {
             ContainerLocation::Local { store, .. } => store.pressure().is_stalled,
-            ContainerLocation::Demo | ContainerLocation::Unopened => false,
+            ContainerLocation::Demo | ContainerLocation::Remote { .. } | ContainerLocation::Unopened => false,
         };
         !is_stalled && self.open_lock.try_lock().is_ok()
     }
@@ -130,10 +160,10 @@ pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow
             errors.push(format!("{why:#}"));
             ContainerLocation::Unopened
         });
-        mounts.push(MountedContainer::new(container, location, open_lock, resources, &[]));
+        mounts.push(MountedContainer::new(config, container, location, open_lock, resources, &[]));
     }
     if config.containers.is_empty() {
-        mounts.push(mount_demo(resources, &[]));
+        mounts.push(mount_demo(config, resources, &[]));
     } else if errors.len() == config.containers.len() {
         bail!(errors.join("; "));
     }
@@ -170,13 +200,13 @@ pub(super) async fn reconfigured(
     resources: &Arc<Resources>,
 ) -> anyhow::Result<Vec<MountedContainer>> {
     if config.containers.is_empty() {
-        return Ok(vec![mount_demo(resources, current)]);
+        return Ok(vec![mount_demo(config, resources, current)]);
     }
     let call_timeout = storage_call_timeout(config);
     let results = join_all(config.containers.iter().map(|container| reopen(current, container, call_timeout))).await;
     let mounts = config.containers.iter().zip(results).map(|(container, result)| {
         let (location, open_lock) = result?;
-        Ok(MountedContainer::new(container, location, open_lock, resources, current))
+        Ok(MountedContainer::new(config, container, location, open_lock, resources, current))
     });
     mounts.collect()
 }
@@ -195,7 +225,7 @@ pub(super) async fn retry_unopened(
                 let timeout = REOPEN_TIMEOUT.min(call_timeout);
                 open_with_timeout(container, call_timeout, &mounted.open_lock, timeout).await.ok()
             }
-            ContainerLocation::Demo | ContainerLocation::Local { .. } => None,
+            ContainerLocation::Demo | ContainerLocation::Local { .. } | ContainerLocation::Remote { .. } => None,
         }
     });
     let results = join_all(attempts).await;
@@ -207,7 +237,7 @@ pub(super) async fn retry_unopened(
             tracing::info!(container = describe(container), "can be opened now");
         }
         let location = location.unwrap_or_else(|| mounted.location.clone());
-        MountedContainer::new(container, location, Arc::clone(&mounted.open_lock), resources, current)
+        MountedContainer::new(config, container, location, Arc::clone(&mounted.open_lock), resources, current)
     });
     Some(mounts.collect())
 }
@@ -226,6 +256,11 @@ async fn reopen(
         return Ok((opened, open_lock));
     };
     let open_lock = Arc::clone(&known.open_lock);
+    if let ContainerLocation::Remote { settings, call_timeout: known_timeout, .. } = &known.location
+        && (&**settings, *known_timeout) == (&container.store, call_timeout)
+    {
+        return Ok((known.location.clone(), open_lock));
+    }
     let result = if known.is_responsive() {
         let opened = open_with_timeout(container, call_timeout, &open_lock, REOPEN_TIMEOUT.min(call_timeout)).await;
         opened.and_then(|location| check_still_mounted(current, container, &location).map(|()| location))
@@ -245,7 +280,9 @@ async fn reopen(
                 store: store.with_settings(container.symlinks, call_timeout).with_entity_tag(container.entity_tag),
                 call_timeout,
             },
-            ContainerLocation::Demo | ContainerLocation::Unopened => known.location.clone(),
+            ContainerLocation::Demo | ContainerLocation::Remote { .. } | ContainerLocation::Unopened => {
+                known.location.clone()
+            }
         }
     });
     Ok((location, open_lock))
@@ -267,9 +304,9 @@ fn check_still_mounted(
 }
 
 /// Mounts the demo container at the root.
-fn mount_demo(resources: &Arc<Resources>, previous: &[MountedContainer]) -> MountedContainer {
+fn mount_demo(server_config: &Config, resources: &Arc<Resources>, previous: &[MountedContainer]) -> MountedContainer {
     let config = ContainerConfig::default();
-    MountedContainer::new(&config, ContainerLocation::Demo, Arc::default(), resources, previous)
+    MountedContainer::new(server_config, &config, ContainerLocation::Demo, Arc::default(), resources, previous)
 }
 
 /// Opens `container` within `timeout`.
@@ -282,29 +319,55 @@ async fn open_with_timeout(
     open_lock: &Arc<Mutex<()>>,
     timeout: Duration,
 ) -> anyhow::Result<ContainerLocation> {
-    let config = container.clone();
-    let store = async {
-        let attempt = Arc::clone(open_lock)
-            .try_lock_owned()
-            .ok()
-            .context("an earlier attempt to open its directory has not ended")?;
-        let open = move || {
-            let _attempt = attempt;
-            open_local_store(&config, call_timeout)
-        };
-        off_thread(timeout, open).await
+    let location = async {
+        let attempt =
+            Arc::clone(open_lock).try_lock_owned().ok().context("an earlier attempt to open it has not ended")?;
+        match &container.root {
+            RootAddress::Local(_) => {
+                let config = container.clone();
+                let open = move || {
+                    let _attempt = attempt;
+                    open_local_store(&config, call_timeout)
+                };
+                anyhow::Ok(ContainerLocation::Local { store: off_thread(timeout, open).await?, call_timeout })
+            }
+            RootAddress::Remote(root) => {
+                let opening = open_remote_store(root, container, call_timeout, attempt);
+                let opened = tokio::time::timeout(timeout, opening).await;
+                let store = opened.with_context(|| format!("the store does not answer within {timeout:?}"))??;
+                Ok(ContainerLocation::Remote { store, settings: Box::new(container.store.clone()), call_timeout })
+            }
+        }
     };
-    let store = store.await.with_context(|| format!("cannot open {}", describe(container)))?;
-    Ok(ContainerLocation::Local { store, call_timeout })
+    location.await.with_context(|| format!("cannot open {}", describe(container)))
 }
 
-/// Opens the location that the configuration gives for `container`. Blocks on the disk.
+/// Opens the location that the configuration gives for `container`.
 ///
 /// # Errors
 /// Returns an error if the store cannot be opened.
-pub(crate) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    let store = open_local_store(container, storage_call_timeout(config));
-    Ok(Arc::new(store.with_context(|| format!("cannot open {}", describe(container)))?))
+pub(crate) async fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+    let call_timeout = storage_call_timeout(config);
+    let location = open_with_timeout(container, call_timeout, &Arc::default(), call_timeout).await?;
+    Ok(match location {
+        ContainerLocation::Local { store, .. } => Arc::new(store),
+        ContainerLocation::Remote { store, .. } => store,
+        ContainerLocation::Demo | ContainerLocation::Unopened => bail!("{} has no store", describe(container)),
+    })
+}
+
+async fn open_remote_store(
+    root: &RemoteRoot,
+    container: &ContainerConfig,
+    call_timeout: Duration,
+    attempt: OwnedMutexGuard<()>,
+) -> anyhow::Result<Arc<dyn Store>> {
+    if root.provider == Provider::Memory {
+        return Ok(Arc::new(MemoryStore::new([], 0)));
+    }
+    let store = RemoteStore::open(root, &container.store, call_timeout, attempt).await;
+    let store = store.map_err(anyhow::Error::msg)?;
+    Ok(Arc::new(store))
 }
 
 /// Returns the time limit for a storage call. It is shorter than the time limit of the request that needs the call, so
@@ -314,11 +377,12 @@ fn storage_call_timeout(config: &Config) -> Duration {
 }
 
 fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<LocalStore> {
-    check_directory(&container.root).map_err(anyhow::Error::msg)?;
-    let store = LocalStore::open(&container.root, container.symlinks, call_timeout)
+    let RootAddress::Local(root) = &container.root else { bail!("it is not a directory of this machine") };
+    check_directory(root).map_err(anyhow::Error::msg)?;
+    let store = LocalStore::open(root, container.symlinks, call_timeout)
         .context("it must be a directory that this user can read")?
         .with_entity_tag(container.entity_tag);
-    if is_empty_directory(&container.root) {
+    if is_empty_directory(root) {
         tracing::warn!(container = describe(container), "the directory is empty; is its storage mounted?");
     }
     if container.must_be_mount && !store.is_mount() {
@@ -328,7 +392,7 @@ fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyh
 }
 
 fn describe(container: &ContainerConfig) -> String {
-    let root = container.root.display();
+    let root = &container.root;
     if container.name.is_empty() { root.to_string() } else { format!("container {:?} at {root}", container.name) }
 }
 

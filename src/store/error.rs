@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -47,6 +48,22 @@ pub enum StoreError {
     /// The call was not tried, because the queue of waiting calls is full.
     #[error("{0} {1:?}: not tried, too many calls are waiting for the storage")]
     Overloaded(&'static str, Key),
+    /// The store asks its clients to send fewer requests, and to wait for this time.
+    #[error("{0} {1:?}: the store asks for fewer requests, and for a pause of {2:?}")]
+    Throttled(&'static str, Key, Duration),
+    /// The store refuses the server's requests, for example because its credentials have expired.
+    #[error("{action} {key:?}: {reason}")]
+    Denied {
+        /// The attempted action, such as "read" or "list".
+        action: &'static str,
+        /// Key of the object or directory.
+        key: Key,
+        /// Reason that the store gives, and a remedy. It contains no secret.
+        reason: String,
+    },
+    /// The store cannot list its directories. Its objects can be read.
+    #[error("list {0:?}: the store has no listing of this directory: {1}")]
+    CannotList(Key, String),
     /// The request was aborted: it held memory that requests of other containers needed while the storage kept it
     /// waiting.
     #[error("{0:?}: aborted, the storage kept the request waiting and other requests needed the memory that it held")]
@@ -71,6 +88,9 @@ impl StoreError {
             Self::Timeout(..) => "timeout",
             Self::Stalled(..) | Self::KeyStalled(..) | Self::Preempted(_) => "stalled",
             Self::Overloaded(..) => "crowded",
+            Self::Throttled(..) => "throttled",
+            Self::Denied { .. } => "denied",
+            Self::CannotList(..) => "unlisted",
         }
     }
 
@@ -81,8 +101,21 @@ impl StoreError {
     }
 
     /// All values of [`Self::kind`].
-    pub const KINDS: &[&str] =
-        &["io", "permission", "stale", "descriptors", "torn", "gone", "link", "timeout", "stalled", "crowded"];
+    pub const KINDS: &[&str] = &[
+        "io",
+        "permission",
+        "stale",
+        "descriptors",
+        "torn",
+        "gone",
+        "link",
+        "timeout",
+        "stalled",
+        "crowded",
+        "throttled",
+        "denied",
+        "unlisted",
+    ];
 }
 
 /// Reason why a call that may block on a disk failed. [`Self::of_call`] turns it into a [`StoreError`].

@@ -16,8 +16,8 @@ pub struct Listing {
     /// True if more entries follow.
     pub has_more: bool,
     /// Names of omitted entries as text, at most [`MAX_OMITTED_NAMES`]. An entry is omitted if its name is not valid in
-    /// a key, if it is a link that is dangling or not followed, or if it is neither a file nor a directory. Names that
-    /// are not valid in a key are reported on every page.
+    /// a key, if it is a link that is dangling or not followed, or if it is neither a file nor a directory. A local store
+    /// reports the names that are not valid in a key on every page, and a remote one those that it passed for this page.
     pub omitted_names: Vec<String>,
     /// Number of omitted entries, including the named ones. If [`Self::has_more`] is true, the next page may count some
     /// of these entries again.

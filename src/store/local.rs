@@ -26,6 +26,7 @@ use super::key::Key;
 use super::listing::{EntryFilter, LISTING_PERMITS, Listing, progress_reporter, run_limited};
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta};
 use super::page_cache::{CachedStat, NonblockingReader, PageCache, SendfileSource};
+use crate::config::RootAddress;
 pub use crate::config::SymlinkPolicy;
 pub(crate) use directory_check::{check_directory, is_empty_directory};
 use open_file::OpenFile;
@@ -273,8 +274,8 @@ pub struct UnavailableStore(String);
 
 impl UnavailableStore {
     /// Creates a stand-in for the tree at `root`.
-    pub fn new(root: &Path) -> Self {
-        Self(format!("the container's directory is missing: {} could not be opened yet", root.display()))
+    pub fn new(root: &RootAddress) -> Self {
+        Self(format!("the container's directory is missing: {root} could not be opened yet"))
     }
 
     fn root_missing<T>(&self) -> Result<T, StoreError> {

@@ -10,6 +10,7 @@ mod local;
 mod memory;
 mod object;
 mod page_cache;
+mod remote;
 
 use std::fmt;
 
@@ -26,6 +27,10 @@ pub(crate) use local::{check_directory, is_empty_directory};
 pub use memory::MemoryStore;
 pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, ReadAt, Revalidation};
 pub use page_cache::{CachedGet, CachedStat, NonblockingReader, PageCache, SendfileSource};
+pub use remote::{
+    DirectoryLister, ErrorAnswer, LISTING_ACCEPT, LISTING_BYTES_PER_STORE, ListingError, ListingResponse,
+    ListingTransport, RemoteStore, StoreErrorCode,
+};
 
 /// Read access to a tree of objects.
 ///

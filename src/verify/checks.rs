@@ -3,7 +3,7 @@
 
 use super::finding::{Finding, FindingKind};
 use super::retry::StorageRetry;
-use crate::cache::{Dataset, GroupState, ReadError};
+use crate::cache::{Dataset, GroupState, ReadError, ReadOptions};
 use crate::config::most_similar;
 use crate::container::Container;
 use crate::read::ValidBlock;
@@ -27,7 +27,7 @@ pub(super) async fn attribute_findings(
     if let Some(finding) = unusable_finding(key, state) {
         return vec![finding];
     }
-    let loaded = match retry.run(|| view::read_node(container, container.resources().new_read_options(), key)).await {
+    let loaded = match retry.run(|| view::read_node(container, ReadOptions::begin(), key)).await {
         Ok(loaded) => loaded,
         // The walk reports this error when it reaches the entries of the directory.
         Err(ReadError::Store(error)) if error.hides_object() => return Vec::new(),

@@ -31,7 +31,7 @@ pub use event::{Checkpoint, DatasetTally, EventSink, Totals, VerifyEvent};
 pub use finding::{FINDING_KINDS, Finding, FindingDescriptor, FindingKind, Severity};
 pub use previous_run::PreviousRun;
 
-use crate::cache::{GroupState, ReadError};
+use crate::cache::{GroupState, ReadError, ReadOptions};
 use crate::container::{Container, EntryKind};
 use crate::read;
 use crate::store::{Key, Store};
@@ -164,7 +164,7 @@ impl Verifier {
 
     /// Returns a quick estimate of the number of blocks in the grids of all datasets, for the progress bar.
     pub async fn estimate_blocks(&self) -> u64 {
-        let options = self.container.resources().new_read_options();
+        let options = ReadOptions::begin();
         let mut pending = self.roots.clone();
         let mut blocks = 0_u64;
         for _ in 0..MAX_SURVEYED_DIRECTORIES {
@@ -191,7 +191,7 @@ impl Verifier {
             return WalkItem::VerifiedBlock { dataset, position, lengths: None, finding: None };
         }
         let check = || {
-            let options = self.container.resources().new_read_options();
+            let options = ReadOptions::begin();
             read::check_block(&self.container, options, &dataset, &position)
         };
         let (lengths, finding) = match retry.run(check).await {
@@ -224,7 +224,7 @@ impl Verifier {
             }
             let key = if dataset.is_empty() { Ok(Key::root()) } else { Key::parse(dataset) };
             let Ok(key) = key else { continue };
-            let read_dataset = || self.container.dataset(self.container.resources().new_read_options(), &key);
+            let read_dataset = || self.container.dataset(ReadOptions::begin(), &key);
             let (kind, message) = match retry.run(read_dataset).await {
                 Ok(current) if *current.etag == **attributes => continue,
                 Ok(_) => {
@@ -250,7 +250,7 @@ impl Verifier {
 /// Returns a message if there is no such group or dataset, if it is a part of a dataset's grid, or if it cannot be
 /// read.
 pub async fn check_root(container: &Container, key: &Key) -> Result<(), String> {
-    let options = container.resources().new_read_options();
+    let options = ReadOptions::begin();
     let to_message = |error: ReadError| error.to_string();
     if !container.is_directory(options, key).await.map_err(to_message)? {
         return Err(format!("there is no group or dataset {:?}", key.as_str()));

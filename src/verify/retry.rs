@@ -68,6 +68,11 @@ fn is_transient(error: &ReadError) -> bool {
     let ReadError::Store(error) = error else { return false };
     matches!(
         error,
-        StoreError::Stalled(..) | StoreError::Timeout(..) | StoreError::RootMissing(_) | StoreError::Overloaded(..)
+        StoreError::Stalled(..)
+            | StoreError::Timeout(..)
+            | StoreError::RootMissing(_)
+            | StoreError::Overloaded(..)
+            | StoreError::Throttled(..)
+            | StoreError::Denied { .. }
     ) || error.kind() == "descriptors"
 }

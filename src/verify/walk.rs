@@ -20,7 +20,7 @@ use super::finding::{Finding, FindingKind};
 use super::prefetch::{WalkPrefetcher, join_walk};
 use super::retry::StorageRetry;
 use super::walk_item::WalkItem;
-use crate::cache::{ATTRIBUTES, Group, GroupState, ReadError};
+use crate::cache::{ATTRIBUTES, Group, GroupState, ReadError, ReadOptions};
 use crate::container::{Container, grid_component};
 use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
 use n5_format::Coords;
@@ -318,7 +318,7 @@ impl ContainerWalker {
     }
 
     async fn group(&self, key: &Key) -> Result<Arc<Group>, ReadError> {
-        self.retry.run(|| self.container.group(self.container.resources().new_read_options(), key)).await
+        self.retry.run(|| self.container.group(ReadOptions::begin(), key)).await
     }
 
     async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, ReadError> {

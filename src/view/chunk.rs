@@ -403,7 +403,7 @@ impl Chunk {
     /// # Errors
     /// Returns [`ReadError::Store`] if the blocks have changed or the store fails.
     pub async fn verify_etag(&self, container: &Container, etag: &str) -> Result<(), ReadError> {
-        let options = container.resources().new_read_options();
+        let options = ReadOptions::begin();
         let is_same = self.lookup_etag(container, options).await?.as_deref() == Some(etag);
         if is_same { Ok(()) } else { Err(StoreError::Torn(self.dataset.key.clone()).into()) }
     }

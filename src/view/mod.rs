@@ -104,6 +104,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///         Ok(array.data)
 ///     }
 /// }
+/// # use n5_server::cache::ReadOptions;
 /// # use n5_server::container::{Container, Resources, Settings};
 /// # let resources = Resources::new(Settings::new(&n5_server::config::Config::default()));
 /// # let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -112,7 +113,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// #     let container = Container::new(store, Arc::clone(&resources));
 /// #     let segments = ["volume", "em", "s2", "shape.json"];
 /// #     let key = n5_server::store::Key::from_segments(segments).unwrap();
-/// #     let lookup = ViewLookup { container: &container, options: resources.new_read_options(),
+/// #     let lookup = ViewLookup { container: &container, options: ReadOptions::begin(),
 /// #         path_parameters: &[], key: &key, query: &[] };
 /// #     let ResolvedKey::Document { text, .. } = Plain.resolve(&lookup).await.unwrap() else { panic!() };
 /// #     assert!(text.starts_with("[48,"));

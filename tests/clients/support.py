@@ -53,15 +53,15 @@ class Server:
 
     def __init__(
         self, *args: str | Path, listen: str = "127.0.0.1:0", level: str = "warn", user: str | None = None,
-        program: Path | None = None,
+        program: Path | None = None, environment: dict[str, str] | None = None,
     ):  # fmt: skip
         self.log_path = Path(tempfile.mkstemp(prefix="n5-server-", suffix=".log")[1])
         command = [program or binary(), *args, "--listen", listen, "--set", f"log.level={level}"]
-        environment = {k: v for k, v in os.environ.items() if not re.match(r"N5_\w+__", k)}
-        environment |= {"RUST_BACKTRACE": "1"}
+        own = {k: v for k, v in os.environ.items() if not re.match(r"(N5_\w+__|AWS_|AZURE_|GOOGLE_)", k)}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(part) for part in command], stdout=subprocess.PIPE, stderr=log, env=environment, user=user
+                [str(part) for part in command], stdout=subprocess.PIPE, stderr=log, user=user,
+                env=own | {"RUST_BACKTRACE": "1"} | (environment or {}),
             )
         line = self.process.stdout.readline().decode()
         found = re.fullmatch(r"n5-server \S+ listening on (\S+)\n", line)

@@ -128,6 +128,19 @@ def test_ranges_and_preconditions_pass_through(proxy, root):
         assert proxy.get(target, If_None_Match=proxy.get(target)["etag"]).status == 304, target
 
 
+def test_a_connection_lasts_longer_than_a_thousand_requests(proxy, upstream):
+    accepted = upstream.metric("n5_connections_accepted_total")
+    connection = proxy.connection()
+    connection.connect()
+    held = connection.sock
+    for _ in range(2100):
+        assert connection.ask("/50%25/1/0/0").status == 200
+        assert connection.sock is held, "nginx closed the connection"
+    connection.close()
+    # One of the metrics requests is on a connection of its own, too.
+    assert upstream.metric("n5_connections_accepted_total") - accepted <= 2, "nginx connects to the server again and again"
+
+
 def test_head_agrees_with_get(proxy):
     for target in ("/50%25/0/0/0", "/50%25/attributes.json", "/slice/50%25", "/50%25/", "/nothing", "/50%25/9/9/9"):
         get, head = proxy.get(target), proxy.ask(target, "HEAD")

@@ -96,11 +96,12 @@ fn container(name: &str, n5: &N5) -> ContainerConfig {
     let defaults = Config::default().container_defaults;
     ContainerConfig {
         name: name.to_owned(),
-        root: n5.root().to_owned(),
+        root: n5.root().into(),
         cache_control: defaults.cache_control,
         symlinks: SymlinkPolicy::Inside,
         must_be_mount: false,
         entity_tag: EntityTagSource::Mtime,
+        ..ContainerConfig::default()
     }
 }
 

@@ -31,7 +31,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "config",
         ],
     ),
-    ("access", &["runtime", "telemetry", "config"]),
+    ("access", &["runtime", "telemetry", "http_client", "config"]),
     ("output", &["png_gray", "n5_format"]),
     ("png_gray", &[]),
     ("verify", &["view", "n5_metadata", "read", "container", "cache", "n5_format", "store", "config"]),
@@ -41,9 +41,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("container", &["cache", "n5_format", "store", "runtime", "telemetry", "config"]),
     ("cache", &["n5_format", "store", "runtime", "telemetry", "config"]),
     ("n5_format", &[]),
-    ("store", &["runtime", "telemetry", "config"]),
+    ("store", &["runtime", "telemetry", "http_client", "config"]),
     ("runtime", &["telemetry"]),
-    ("telemetry", &["config"]),
+    ("telemetry", &["http_client", "config"]),
+    ("http_client", &[]),
     ("config", &[]),
 ];
 
@@ -51,10 +52,13 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// file, which lists them, is not among them.
 const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks token_file policy caller"),
-    ("cache", "block_load blocks datasets objects eviction validated budget buffers error read_options freshness"),
+    (
+        "cache",
+        "block_load blocks datasets objects eviction validated budget buffers error read_options known_missing freshness",
+    ),
     ("cli", "run healthcheck inspect serve verify command_help arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),
-    ("config", "load roots memory_bounds summary validate sections values similar"),
+    ("config", "load roots memory_bounds summary validate sections store_settings root_address values similar"),
     (
         "conn",
         "listener connections hyper_connection fast_connection header_filter http2 connection_memory peers reply_writer serving_snapshot signals tls metered_socket send_queue so_meminfo socket threshold_pool workers",
@@ -73,6 +77,7 @@ const ORDER: &[(&str, &str)] = &[
     ("http::admission", "client_limits fair_polling in_flight stalled_store_limit"),
     ("http::query", "slice_query numpy_index params"),
     ("http::routes", "info recursive_info operations slice stats thumbnail view viewer stored listing page"),
+    ("http_client", "blocking client connector resolver tls"),
     (
         "n5_format",
         "array convert range_reads block attributes document compression json_object json statistics strided data_type grid",
@@ -95,8 +100,13 @@ const ORDER: &[(&str, &str)] = &[
     ("runtime", "cpu_pool off_thread watched_files allocator fair_queue"),
     ("runtime::fair_queue", "semaphore single_flight state flow"),
     ("server", "reload mounts process_memory access_control data_search"),
-    ("store", "instrumented local memory page_cache file_meta listing disk_pool object error key"),
+    ("store", "instrumented remote local memory page_cache file_meta listing disk_pool object error key"),
+    ("store::remote", "credentials object client signer failure forbidden listing location profile variables"),
     ("store::local", "page_cache scan tree open_file resolve directory_check"),
+    (
+        "store::remote::listing",
+        "lister http_root bucket page_reader selection html_index json_index index_entry bucket_xml transport error_document xml",
+    ),
     ("telemetry", "logs trace log_throttle metrics"),
     ("telemetry::metrics", "labels names"),
     ("telemetry::trace", "export settings"),

@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
 use http_body_util::BodyExt;
-use n5_server::cache::RevalidationPolicy;
+use n5_server::cache::{ReadOptions, RevalidationPolicy};
 use n5_server::container::Settings;
 use n5_server::read::{ReadPurpose, SlicePlanner, SliceReader};
 use n5_server::runtime::cpu_pool::Priority;
@@ -266,7 +266,7 @@ async fn a_slice_of_one_block_is_not_copied() {
     n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
     let_files_settle();
     let (_, client) = probed(&n5, settings());
-    let options = client.container.resources().new_read_options();
+    let options = ReadOptions::begin();
     let dataset =
         client.container.dataset(options, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
     let region = n5_format::Region::new(

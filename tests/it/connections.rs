@@ -93,11 +93,12 @@ async fn the_shutdown_deadline_holds_while_a_client_waits_to_be_accepted() {
     let defaults = Config::default().container_defaults;
     let container = ContainerConfig {
         name: "em".to_owned(),
-        root: n5.root().to_owned(),
+        root: n5.root().into(),
         cache_control: defaults.cache_control,
         symlinks: defaults.symlinks,
         must_be_mount: false,
         entity_tag: EntityTagSource::Mtime,
+        ..ContainerConfig::default()
     };
     let mut config = Config { containers: vec![container], ..Config::default() };
     config.server.max_connections = 1;

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::support::writer::N5;
 use crate::support::{Client, skip_without};
 
-const DOCUMENTS: [&str; 21] = [
+const DOCUMENTS: [&str; 23] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
@@ -40,6 +40,8 @@ const DOCUMENTS: [&str; 21] = [
     "docs/OPERATIONS.md",
     "docs/PERFORMANCE.md",
     "docs/PROBLEMS.md",
+    "docs/SCALING.md",
+    "docs/STORES.md",
     "docs/VERIFY.md",
 ];
 
@@ -111,34 +113,54 @@ fn every_metric_is_documented_with_its_type_labels_and_meaning() {
 
 #[test]
 fn every_setting_is_documented_and_every_documented_one_exists() {
-    let mut keys = BTreeSet::new();
-    for (section, values) in DEFAULTS.parse::<toml::Table>().unwrap() {
-        keys.extend(values.as_table().unwrap().keys().map(|key| format!("{section}.{key}")));
-    }
+    let mut keys: BTreeSet<String> = default_settings().into_keys().collect();
     // The only section without defaults is commented out.
     let (_, commented) = DEFAULTS.split_once("#[[containers]]").unwrap();
-    let commented = commented.lines().filter_map(|line| line.strip_prefix('#')?.split_once(" = "));
-    keys.extend(commented.filter(|(key, _)| !key.contains(' ')).map(|(key, _)| format!("containers.{key}")));
-    assert!(keys.contains("containers.symlinks"), "{keys:?}");
+    let mut section = "containers";
+    for line in commented.lines().filter_map(|line| line.strip_prefix('#')) {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = name;
+        }
+        if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.contains(' ')) {
+            keys.insert(format!("{section}.{key}"));
+        }
+    }
+    assert!(keys.contains("containers.symlinks") && keys.contains("containers.store.region"), "{keys:?}");
     let document = read("docs/CONFIGURATION.md");
     let documented: BTreeSet<String> =
         rows(&document, "key").iter().flat_map(|cells| quoted(cells[0])).map(str::to_owned).collect();
     assert_eq!(documented, keys);
 }
 
+/// Returns the settings of `default.toml` by their keys, such as `container_defaults.store.region`.
+fn default_settings() -> BTreeMap<String, toml::Value> {
+    fn flatten(prefix: &str, table: toml::Table, settings: &mut BTreeMap<String, toml::Value>) {
+        for (key, value) in table {
+            if let toml::Value::Table(inner) = value {
+                flatten(&format!("{prefix}{key}."), inner, settings);
+            } else {
+                settings.insert(format!("{prefix}{key}"), value);
+            }
+        }
+    }
+    let mut settings = BTreeMap::new();
+    flatten("", DEFAULTS.parse().unwrap(), &mut settings);
+    settings
+}
+
 #[test]
 fn every_documented_default_is_the_default() {
     let document = read("docs/CONFIGURATION.md");
-    let defaults: toml::Table = DEFAULTS.parse().unwrap();
+    let defaults = default_settings();
     for cells in rows(&document, "key") {
         let key = cells[0].trim_matches('`');
-        let (section, name) = key.split_once('.').unwrap();
+        let (section, _) = key.split_once('.').unwrap();
         // The settings of one container have the defaults of `container_defaults`, or none.
         if section == "containers" {
             continue;
         }
         let documented: toml::Table = format!("value = {}", cells[1].trim_matches('`')).parse().unwrap();
-        assert_eq!(documented["value"], defaults[section][name], "{key}");
+        assert_eq!(documented["value"], defaults[key], "{key}");
     }
 }
 

@@ -22,11 +22,12 @@ async fn serve_within(n5: &N5, header_timeout: Duration, change: impl FnOnce(&mu
     let mut config = Config::default();
     config.containers = vec![ContainerConfig {
         name: String::new(),
-        root: n5.root().to_owned(),
+        root: n5.root().into(),
         cache_control: config.container_defaults.cache_control,
         symlinks: SymlinkPolicy::Inside,
         must_be_mount: false,
         entity_tag: EntityTagSource::Mtime,
+        ..ContainerConfig::default()
     }];
     change(&mut config);
     start_server(header_timeout, config).await

@@ -85,7 +85,7 @@ macro_rules! targets {
     };
 }
 
-targets!(block, deflate, lz4, blosc, streams, attributes, request, views, fast_path, slice, access, http2);
+targets!(block, deflate, lz4, blosc, streams, attributes, request, views, fast_path, slice, access, http2, listing);
 
 #[test]
 fn fuzzing_uses_the_crate_versions_of_the_server() {

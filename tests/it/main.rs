@@ -36,6 +36,7 @@ mod fuzz;
 mod golden;
 mod hostile_clients;
 mod http2;
+mod listings;
 mod mirror;
 mod openapi;
 mod operations;

@@ -1,7 +1,9 @@
 //! Reloads of the running program's configuration by SIGHUP.
 
-use std::sync::Arc;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::support::program::{Connection, Program};
 use crate::support::wait_until_blocking;
@@ -285,6 +287,54 @@ fn a_container_that_must_be_mounted_is_unavailable_until_it_is() {
     };
     program.logged("can be opened now");
     assert_eq!(statuses(), [200, 404, 200]);
+}
+
+/// Starts a server on which no object exists. Returns its URL and the heads of the requests that it has received.
+fn empty_server() -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let heads = Arc::<Mutex<Vec<String>>>::default();
+    let recorded = Arc::clone(&heads);
+    std::thread::spawn(move || {
+        for socket in listener.incoming() {
+            let mut socket = socket.unwrap();
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") && socket.read(&mut byte).unwrap_or(0) > 0 {
+                head.push(byte[0]);
+            }
+            recorded.lock().unwrap().push(String::from_utf8(head).unwrap().to_ascii_lowercase());
+            let _ = socket.write_all(b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    (url, heads)
+}
+
+#[test]
+fn credentials_that_cannot_be_read_at_a_reload_are_used_after_the_next_one() {
+    let (url, heads) = empty_server();
+    let directory = tempfile::tempdir().unwrap();
+    let token = directory.path().join("token");
+    let config = |store: &str| format!("[[containers]]\nname = \"em\"\nroot = \"{url}/v.n5\"\n{store}");
+    let requests_for = |program: &Program, path: &str| {
+        heads.lock().unwrap().clear();
+        assert_eq!(program.get(path).status, 404);
+        let requests = std::mem::take(&mut *heads.lock().unwrap());
+        assert!(!requests.is_empty());
+        requests
+    };
+    let program = Program::start(&config(""));
+    assert!(requests_for(&program, "/em/a/0").iter().all(|head| !head.contains("authorization")));
+    // A reload by which nothing changes sends nothing to the store.
+    program.reload(&config(""));
+    assert!(heads.lock().unwrap().is_empty());
+    let named = config(&format!("[containers.store]\ncredentials = \"file:{}\"\n", token.display()));
+    program.reload(&named);
+    assert!(requests_for(&program, "/em/a/1").iter().all(|head| !head.contains("authorization")));
+    std::fs::write(&token, "canary").unwrap();
+    program.reload(&named);
+    let requests = requests_for(&program, "/em/a/2");
+    assert!(requests.iter().all(|head| head.contains("\r\nauthorization: bearer canary\r\n")), "{requests:?}");
 }
 
 #[test]

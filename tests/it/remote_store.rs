@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use n5_server::cache::RevalidationPolicy;
+use n5_server::cache::{ReadOptions, RevalidationPolicy};
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::fastpath::{FastOutcome, try_answer};
 use n5_server::store::{Key, Store};
@@ -125,6 +125,81 @@ async fn a_hole_costs_one_request() {
 }
 
 #[tokio::test]
+async fn a_missing_object_costs_no_request_while_it_is_remembered() {
+    let remote = remote();
+    let settings = Settings { recheck_missing: Some(FOREVER), ..settings() };
+    let settings = Settings { recheck_metadata: FOREVER, recheck_data: RevalidationPolicy::Always, ..settings };
+    let client = Client::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, settings, options());
+    for (path, status, requests) in [
+        ("/slice/v?start=0,4&stop=4,6&format=raw", 200, vec!["GET v/attributes.json", "GET v/0/2"]),
+        ("/v/0/2", 404, vec![]),
+        ("/v/0/2", 404, vec![]),
+        ("/zarr3/v/c/2/0", 404, vec![]),
+        ("/w/attributes.json", 404, vec!["GET w/attributes.json", "LIST w/attributes.json"]),
+        ("/v/0/7", 404, vec!["GET v/0/7", "LIST v/0/7"]),
+    ] {
+        assert_eq!(client.get(path).await.status, status, "{path}");
+        assert_eq!(remote.take_requests(), requests, "{path}");
+        assert_eq!(client.get(path).await.status, status, "{path}");
+        assert_eq!(client.send("HEAD", path, &[]).await.status, status, "{path}");
+        assert_eq!(remote.take_requests(), Vec::<String>::new(), "{path}");
+    }
+    // Blocks that exist are compared as before.
+    assert_eq!(client.get("/slice/v").await.status, 200);
+    assert_eq!(remote.take_requests(), ["GET v/0/0", "GET v/0/1"]);
+    assert_eq!(client.get("/slice/v").await.status, 200);
+    assert_eq!(remote.take_requests(), ["GET if changed v/0/0", "GET if changed v/0/1"]);
+}
+
+#[tokio::test]
+async fn a_new_block_is_found_once_its_hole_is_no_longer_remembered() {
+    let remote = remote();
+    let age = Duration::from_millis(50);
+    let settings = Settings { recheck_missing: Some(RevalidationPolicy::After(age)), ..settings() };
+    let settings = Settings { recheck_metadata: FOREVER, recheck_data: FOREVER, ..settings };
+    let client = Client::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, settings, options());
+    let path = "/slice/v?start=0,4&stop=4,6&format=raw";
+    assert_eq!(client.get(path).await.body, [0; 8][..]);
+    remote.put("v/0/2", block(7));
+    tokio::time::sleep(2 * age).await;
+    remote.take_requests();
+    assert_eq!(client.get(path).await.body, [7; 8][..]);
+    assert_eq!(client.get("/v/0/2").await.status, 200);
+    assert_eq!(remote.take_requests(), ["GET v/0/2", "GET v/0/2"], "one for the decoded block, one for the stored one");
+}
+
+#[tokio::test]
+async fn holes_that_are_remembered_evict_no_blocks() {
+    let remote = Arc::new(Remote::default());
+    let attributes = r#"{"dimensions":[4,2048],"blockSize":[4,2],"dataType":"uint8","compression":{"type":"raw"}}"#;
+    remote.put("v/attributes.json", attributes);
+    remote.put("v/0/0", block(3));
+    let settings = Settings { decoded_cache: 64 << 10, stored_cache: 64 << 10, ..settings() };
+    let settings = Settings { recheck_metadata: FOREVER, recheck_data: FOREVER, ..settings };
+    let settings = Settings { recheck_missing: Some(FOREVER), ..settings };
+    let client = Client::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, settings, options());
+    for asks in [1025, 0] {
+        for path in ["/slice/v?start=0,0&stop=4,2&format=raw", "/slice/v?start=0,0&stop=4,2048&format=raw"] {
+            assert_eq!(client.get(path).await.body[..8], [3; 8][..]);
+        }
+        assert_eq!(remote.take_requests().len(), asks);
+    }
+}
+
+#[tokio::test]
+async fn the_tag_of_a_slice_costs_no_request_while_its_blocks_are_fresh() {
+    let remote = remote();
+    let settings = Settings { recheck_missing: Some(FOREVER), ..settings() };
+    let settings = Settings { recheck_metadata: FOREVER, recheck_data: FOREVER, ..settings };
+    let client = Client::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, settings, options());
+    let etag = client.get("/slice/v?format=raw").await.header("etag").unwrap().to_owned();
+    remote.take_requests();
+    let unchanged = client.get_with("/slice/v?format=raw", &[("if-none-match", &etag)]).await;
+    assert_eq!(unchanged.status, 304);
+    assert_eq!(remote.take_requests(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn without_conditional_requests_only_changed_blocks_are_read_again() {
     let remote = remote_of(Remote::unconditional());
     let client = client(&remote, FOREVER, RevalidationPolicy::Always);
@@ -171,13 +246,13 @@ async fn a_read_that_must_not_block_never_calls_the_store() {
         let container = Container::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, resources);
         let (dataset, block) = (Key::parse("v").unwrap(), Key::parse("v/0/0").unwrap());
         for is_warm in [false, true] {
-            let options = container.resources().new_read_options();
+            let options = ReadOptions::begin();
             if is_warm {
                 container.object(options, &block).await.unwrap();
                 container.dataset(options, &dataset).await.unwrap();
                 remote.take_requests();
             }
-            let options = container.resources().new_read_options().nonblocking();
+            let options = ReadOptions::begin().nonblocking();
             drop(container.object(options, &block).now_or_never());
             drop(container.meta(options, &block).now_or_never());
             drop(container.group(options, &dataset).now_or_never());

@@ -83,11 +83,12 @@ impl TlsServer {
         let identity = self_signed();
         let container = ContainerConfig {
             name: String::new(),
-            root: n5.root().to_owned(),
+            root: n5.root().into(),
             cache_control: CacheControl::default(),
             symlinks: SymlinkPolicy::default(),
             must_be_mount: false,
             entity_tag: EntityTagSource::Mtime,
+            ..ContainerConfig::default()
         };
         let mut config = Config { containers: vec![container], ..Config::default() };
         config.tls.certificate = directory.path().join("tls.crt");

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::config::ContainerConfig;
+use crate::config::{ContainerConfig, RootAddress};
 use crate::store::Key;
 
 /// Maximum length of a line in bytes. This program does not write longer lines.
@@ -40,11 +40,16 @@ impl ReportHeader {
         missing: bool,
         decode_budget: u64,
     ) -> anyhow::Result<Self> {
-        let root = std::fs::canonicalize(&container.root)
-            .with_context(|| format!("{}: cannot be read", container.root.display()))?;
+        let root = match &container.root {
+            RootAddress::Local(path) => std::fs::canonicalize(path)
+                .with_context(|| format!("{}: cannot be read", path.display()))?
+                .to_string_lossy()
+                .into_owned(),
+            RootAddress::Remote(root) => root.to_string(),
+        };
         Ok(Self {
             version: REPORT_VERSION,
-            root: root.to_string_lossy().into_owned(),
+            root,
             roots: roots.iter().map(|key| key.as_str().to_owned()).collect(),
             missing,
             server: env!("CARGO_PKG_VERSION").to_owned(),

@@ -36,11 +36,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
 
 /// Returns a redirect to the listing of a directory at `key`, or the 404 if there is none.
 pub(crate) async fn redirect_to_listing(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
-    // If a directory lies at the key of a block, the block is missing. Only the attributes tell whether a key is that
-    // of a block. They are read only if there is a directory.
-    if !mount.container.is_directory(context.read_options, key).await?
-        || mount.container.is_block_position(context.read_options, key).await?
-    {
+    if !mount.container.is_group_directory(context.read_options, key).await? {
         return Err(mount.not_found());
     }
     Ok(context.redirect_to_slash())

@@ -7,11 +7,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderName, HeaderValue, Request};
+use http_body_util::Full;
 use serde_json::{Value, json};
-use ureq::Agent;
-use ureq::http::{HeaderName, HeaderValue};
 
 use super::settings::TraceSettings;
+use crate::http_client::{BlockingHttpClient, HttpClientOptions};
 use crate::telemetry::metrics;
 
 /// Maximum memory of the traces that wait to be sent. Further traces are dropped.
@@ -22,6 +24,9 @@ const BATCH_BYTES: usize = 1 << 20;
 
 /// Maximum time for which a trace waits for further traces in its batch.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Maximum size of a collector's response. It is short, and not used.
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// OTLP's `SpanKind` of a step within a request.
 const SPAN_KIND_INTERNAL: u8 = 1;
@@ -102,7 +107,7 @@ pub(super) struct Exporter {
 
 /// State of the export thread.
 struct ExportWorker {
-    agent: Agent,
+    client: BlockingHttpClient,
     url: String,
     headers: Vec<(HeaderName, HeaderValue)>,
     /// Attributes that describe this process, as JSON.
@@ -118,11 +123,13 @@ impl Exporter {
     /// Returns an error if no thread can be started.
     pub(super) fn start(settings: &TraceSettings, instance: u64) -> std::io::Result<Self> {
         let (sender, receiver) = channel();
-        let config = Agent::config_builder().timeout_global(Some(settings.timeout)).max_redirects(0).proxy(None);
-        let agent: Agent = config.user_agent(concat!("n5-server/", env!("CARGO_PKG_VERSION"))).build().into();
+        // The collector's address is part of the configuration, and no redirect is followed.
+        let options =
+            HttpClientOptions { allows_link_local: true, max_idle_connections: 1, ..HttpClientOptions::default() };
+        let client = BlockingHttpClient::new(&options, settings.timeout).map_err(std::io::Error::other)?;
         let queued_bytes = Arc::new(AtomicUsize::new(0));
         let worker = ExportWorker {
-            agent,
+            client,
             url: settings.url.clone(),
             headers: settings.headers.clone(),
             resource_attributes: resource_attributes(&settings.resource_attributes, &format!("{instance:016x}")),
@@ -196,12 +203,8 @@ impl ExportWorker {
         if count == 0 {
             return;
         }
-        let mut request = self.agent.post(&self.url).content_type("application/json");
-        for (name, value) in &self.headers {
-            request = request.header(name, value);
-        }
-        match request.send(self.message(spans)) {
-            Ok(_) => {
+        match self.post(self.message(spans)) {
+            Ok(()) => {
                 metrics::traces_exported(count);
                 if std::mem::take(&mut self.is_unreachable) {
                     tracing::info!(url = self.url, "the collector takes traces again");
@@ -214,6 +217,16 @@ impl ExportWorker {
                 }
             }
         }
+    }
+
+    fn post(&self, message: String) -> Result<(), String> {
+        let mut request = Request::post(&self.url).header(CONTENT_TYPE, "application/json");
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::from(message)).map_err(|error| error.to_string())?;
+        let (status, _) = self.client.send(request, MAX_RESPONSE_BYTES)?;
+        if status.is_success() { Ok(()) } else { Err(format!("http status: {status}")) }
     }
 
     fn message(&self, spans: &str) -> String {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderName, HeaderValue};
 use percent_encoding::percent_decode_str;
-use ureq::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use ureq::http::{HeaderName, HeaderValue};
 
 /// Time limit for sending a batch, unless `OTEL_EXPORTER_OTLP_TIMEOUT` sets it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,395 @@
+//! Objects of remote stores: their metadata, and reads of ranges.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use axum::http::header::{
+    CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+    IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
+};
+use axum::http::{HeaderMap, Method, StatusCode};
+use bytes::Bytes;
+use tokio::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::super::error::StoreError;
+use super::super::key::Key;
+use super::super::object::{ObjectMeta, ReadAt};
+use super::client::{ResponseBody, StoreClient, StoreRequest, StoreResponse};
+use super::failure::error_of_answer;
+use crate::runtime::fair_queue::FairPermit;
+
+/// Number of times that a read continues after its response broke off.
+const MAX_CONTINUATIONS: u32 = 2;
+
+/// Beginning of the entity tags that stand for the weak tags of a store.
+const WEAK_PREFIX: &str = "\"weak-";
+
+/// Beginning of the entity tags that stand for a date of modification.
+const DATE_PREFIX: &str = "\"modified-";
+
+/// Validators of the content of an object: headers of the store that identify it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Validators {
+    etag: Option<HeaderValue>,
+    last_modified: Option<HeaderValue>,
+}
+
+impl Validators {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        Self { etag: headers.get(ETAG).cloned(), last_modified: headers.get(LAST_MODIFIED).cloned() }
+    }
+
+    /// Returns the entity tag if it is strong.
+    fn strong_etag(&self) -> Option<&str> {
+        let etag = self.etag.as_ref()?.to_str().ok()?;
+        let is_strong = etag.len() > 2 && etag.starts_with('"') && etag.ends_with('"');
+        is_strong.then_some(etag)
+    }
+
+    fn weak_etag(&self) -> Option<&str> {
+        let etag = self.etag.as_ref()?.to_str().ok()?.strip_prefix("W/")?;
+        (etag.len() > 2 && etag.starts_with('"') && etag.ends_with('"')).then_some(etag)
+    }
+
+    fn modified(&self) -> Option<SystemTime> {
+        httpdate::parse_http_date(self.last_modified.as_ref()?.to_str().ok()?).ok()
+    }
+
+    /// Returns the metadata of the object with this length.
+    pub(super) fn meta(&self, len: u64) -> ObjectMeta {
+        let [etag, last_modified] =
+            [&self.etag, &self.last_modified].map(|value| value.as_ref().map_or(&b""[..], HeaderValue::as_bytes));
+        // Without validators, no two responses count as the same object.
+        let nonce = if etag.is_empty() && last_modified.is_empty() { RandomState::new().hash_one(len) } else { 0 };
+        let version = xxh3_64(&[etag, &[0], last_modified, &[0], &len.to_le_bytes(), &nonce.to_le_bytes()].concat());
+        let modified = self.modified();
+        let seconds =
+            modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok()).map(|age| age.as_secs());
+        let etag = match (self.strong_etag(), self.weak_etag(), seconds) {
+            (Some(etag), _, _) => etag.to_owned(),
+            (None, Some(etag), _) => format!("{WEAK_PREFIX}{}", etag.trim_start_matches('"')),
+            (None, None, Some(seconds)) => format!("{DATE_PREFIX}{seconds:x}-{len:x}\""),
+            (None, None, None) => format!("\"unknown-{version:x}\""),
+        };
+        ObjectMeta { len, modified, etag: etag.into(), version }
+    }
+
+    /// Returns the header that makes a request fail if the object has changed; `None` if the store sends nothing to
+    /// compare.
+    fn if_unchanged(&self) -> Option<(HeaderName, HeaderValue)> {
+        if self.strong_etag().is_some() {
+            return self.etag.clone().map(|etag| (IF_MATCH, etag));
+        }
+        // Servers ignore a condition with a malformed date, and signers of requests may panic at its bytes.
+        self.modified()?;
+        self.last_modified.clone().map(|date| (IF_UNMODIFIED_SINCE, date))
+    }
+
+    /// Returns true if a response with the validators `other` is about the same content. A response to a request for a
+    /// range may lack the date.
+    fn matches(&self, other: &Self) -> bool {
+        match (&other.etag, &other.last_modified) {
+            (Some(etag), _) => self.etag.as_ref() == Some(etag),
+            (None, Some(date)) => self.last_modified.as_ref() == Some(date),
+            (None, None) => false,
+        }
+    }
+}
+
+/// Returns the headers that make a request conditional: the store need not send the object if its entity tag is still
+/// `known`, as [`Validators::meta`] returned it.
+pub(super) fn if_changed(known: &str) -> Vec<(HeaderName, HeaderValue)> {
+    let condition = if let Some(rest) = known.strip_prefix(DATE_PREFIX) {
+        let seconds = rest.split('-').next().and_then(|seconds| u64::from_str_radix(seconds, 16).ok());
+        let date = seconds.and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+        date.map(|date| (IF_MODIFIED_SINCE, httpdate::fmt_http_date(date)))
+    } else if let Some(rest) = known.strip_prefix(WEAK_PREFIX) {
+        // Another n5-server may have made the tag in this form, and sends it as its own.
+        Some((IF_NONE_MATCH, format!("W/\"{rest}, {known}")))
+    } else {
+        Some((IF_NONE_MATCH, known.to_owned()))
+    };
+    let header = condition.and_then(|(name, value)| Some((name, HeaderValue::from_str(&value).ok()?)));
+    header.into_iter().collect()
+}
+
+/// An object whose response has begun.
+#[derive(Debug)]
+pub(super) struct RemoteObject {
+    client: Arc<StoreClient>,
+    key: Key,
+    meta: ObjectMeta,
+    validators: Validators,
+    /// The response that has begun. Reads continue it as long as they follow each other.
+    started: Mutex<Option<StartedBody>>,
+}
+
+/// A body that has been read in part.
+struct StartedBody {
+    body: ResponseBody,
+    /// Position in the object of the next byte.
+    position: u64,
+    /// Position in the object of the end of the body.
+    end: u64,
+}
+
+impl fmt::Debug for StartedBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StartedBody").field("position", &self.position).finish_non_exhaustive()
+    }
+}
+
+impl RemoteObject {
+    /// Wraps a response with the whole object, which has `len` bytes.
+    pub(super) fn new(client: Arc<StoreClient>, key: &Key, response: StoreResponse, len: u64) -> Self {
+        let validators = Validators::of(&response.headers);
+        let meta = validators.meta(len);
+        let started = Mutex::new(Some(StartedBody { body: response.body, position: 0, end: len }));
+        Self { client, key: key.clone(), meta, validators, started }
+    }
+
+    /// Lets other requests use the permit of the response until its bytes are read.
+    pub(super) fn release_permit(&self) {
+        if let Some(started) = &mut *self.started.lock().unwrap_or_else(PoisonError::into_inner) {
+            started.body.release_permit();
+        }
+    }
+
+    pub(super) fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    /// Reads the bytes of `range`. Returns `None` as soon as `is_wanted` returns false.
+    ///
+    /// # Errors
+    /// Returns an error if the bytes cannot be read, or if the object has changed.
+    pub(super) async fn read_range(
+        &self,
+        range: Range<u64>,
+        deadline: Instant,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<Option<Bytes>, StoreError> {
+        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        if range.end > self.meta.len {
+            return Err(StoreError::Truncated(self.key.clone()));
+        }
+        if !is_wanted() {
+            return Ok(None);
+        }
+        let mut bytes = Vec::with_capacity(len);
+        let mut started = self.take_started(range.start);
+        let mut breaks = 0;
+        while bytes.len() < len {
+            let position = range.start.saturating_add(bytes.len() as u64);
+            let mut current = match started.take() {
+                Some(current) => current,
+                None => self.open_range(position..range.end, deadline).await?,
+            };
+            match self.continue_reading(&mut current, &mut bytes, len, deadline, &is_wanted).await {
+                Ok(true) => started = Some(current),
+                Ok(false) => return Ok(None),
+                Err(error) if breaks >= MAX_CONTINUATIONS || Instant::now() >= deadline => return Err(error),
+                Err(_) => breaks += 1,
+            }
+        }
+        if let Some(mut started) = started.filter(|started| started.position < started.end) {
+            started.body.release_permit();
+            *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
+        }
+        Ok(Some(bytes.into()))
+    }
+
+    /// Appends bytes of a body until `bytes` has `len` of them. Returns false if they are no longer wanted.
+    async fn continue_reading(
+        &self,
+        started: &mut StartedBody,
+        bytes: &mut Vec<u8>,
+        len: usize,
+        deadline: Instant,
+        is_wanted: &impl Fn() -> bool,
+    ) -> Result<bool, StoreError> {
+        started.body.take_permit(&self.client, deadline).await?;
+        while bytes.len() < len {
+            let Some(chunk) = started.body.next(len - bytes.len(), deadline).await? else {
+                return Err(started.body.broken("it is shorter than the range"));
+            };
+            if !is_wanted() {
+                return Ok(false);
+            }
+            started.position = started.position.saturating_add(chunk.len() as u64);
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(true)
+    }
+
+    /// Takes the response that has begun, if its next byte is that at `position`. Drops a response that is elsewhere.
+    fn take_started(&self, position: u64) -> Option<StartedBody> {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        started.take().filter(|started| started.position == position)
+    }
+
+    /// Requests a range of the object.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Torn`] if the object has changed.
+    async fn open_range(&self, range: Range<u64>, deadline: Instant) -> Result<StartedBody, StoreError> {
+        let failed = |reason: &str| StoreError::Io {
+            action: "read",
+            key: self.key.clone(),
+            cause: Arc::new(io::Error::other(reason.to_owned())),
+        };
+        let Some(condition) = self.validators.if_unchanged() else {
+            return Err(failed(
+                "the server sends neither a strong ETag nor a valid Last-Modified, so the object cannot be read in parts",
+            ));
+        };
+        let bytes = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
+        let bytes = HeaderValue::from_str(&bytes).map_err(|error| failed(&error.to_string()))?;
+        let request = StoreRequest {
+            action: "read",
+            key: &self.key,
+            method: Method::GET,
+            url: self.client.location.object_url(&self.key),
+            headers: vec![(RANGE, bytes), condition],
+            deadline,
+        };
+        let response = self.client.send(&request).await?;
+        match response.status {
+            StatusCode::PARTIAL_CONTENT | StatusCode::OK => {}
+            StatusCode::PRECONDITION_FAILED | StatusCode::NOT_FOUND | StatusCode::RANGE_NOT_SATISFIABLE => {
+                return Err(StoreError::Torn(self.key.clone()));
+            }
+            _ => {
+                return Err(error_of_answer("read", &self.key, &response.error_answer(), None));
+            }
+        }
+        check_encoding(&self.key, &response.headers)?;
+        if !self.validators.matches(&Validators::of(&response.headers)) {
+            return Err(StoreError::Torn(self.key.clone()));
+        }
+        let is_partial = response.status == StatusCode::PARTIAL_CONTENT;
+        let (position, end) = if is_partial { (range.start, range.end) } else { (0, self.meta.len) };
+        let mut started = StartedBody { body: response.body, position, end };
+        if is_partial {
+            let sent = response.headers.get(CONTENT_RANGE).and_then(|value| parse_content_range(value.to_str().ok()?));
+            if sent != Some((range.start, range.end.saturating_sub(1), self.meta.len)) {
+                return Err(failed("the server sent another range than was requested"));
+            }
+        }
+        // A server that ignores ranges sends the whole object.
+        while started.position < range.start {
+            let rest = usize::try_from(range.start - started.position).unwrap_or(usize::MAX);
+            let Some(skipped) = started.body.next(rest, deadline).await? else {
+                return Err(StoreError::Torn(self.key.clone()));
+            };
+            started.position = started.position.saturating_add(skipped.len() as u64);
+        }
+        Ok(started)
+    }
+}
+
+#[async_trait]
+impl ReadAt for RemoteObject {
+    async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let bytes = self.read_range(range, self.client.deadline(), || true).await?;
+        bytes.ok_or_else(|| StoreError::Preempted(self.key.clone()))
+    }
+}
+
+/// An object whose length the server did not announce. Its bytes are in memory of the store.
+pub(super) struct CollectedObject {
+    pub(super) key: Key,
+    pub(super) bytes: Bytes,
+    pub(super) _memory: FairPermit,
+}
+
+impl fmt::Debug for CollectedObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CollectedObject").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl ReadAt for CollectedObject {
+    async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let bounds = [range.start, range.end].map(|bound| usize::try_from(bound).unwrap_or(usize::MAX));
+        let part = self.bytes.get(bounds[0]..bounds[1]);
+        // A slice would hold the store's memory without the permit.
+        part.map(Bytes::copy_from_slice).ok_or_else(|| StoreError::Truncated(self.key.clone()))
+    }
+}
+
+/// Returns an error if the bytes of a response are not those of the object.
+pub(super) fn check_encoding(key: &Key, headers: &HeaderMap) -> Result<(), StoreError> {
+    let encoding = headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes).unwrap_or_default();
+    if encoding.is_empty() || encoding == b"identity" || encoding == b"aws-chunked" {
+        return Ok(());
+    }
+    let reason = format!(
+        "the object has the Content-Encoding {}, which is not supported; store it without",
+        String::from_utf8_lossy(encoding).escape_debug()
+    );
+    Err(StoreError::Io { action: "read", key: key.clone(), cause: Arc::new(io::Error::other(reason)) })
+}
+
+/// Parses `bytes FIRST-LAST/TOTAL`.
+fn parse_content_range(text: &str) -> Option<(u64, u64, u64)> {
+    let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    Some((first.parse().ok()?, last.parse().ok()?, total.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn validators(etag: Option<&'static str>, date: Option<&'static str>) -> Validators {
+        Validators { etag: etag.map(HeaderValue::from_static), last_modified: date.map(HeaderValue::from_static) }
+    }
+
+    const DATE: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+
+    #[test]
+    fn a_strong_tag_is_passed_on_and_compared() {
+        let strong = validators(Some("\"abc\""), Some(DATE));
+        assert_eq!(&*strong.meta(3).etag, "\"abc\"");
+        assert_eq!(if_changed("\"abc\""), [(IF_NONE_MATCH, HeaderValue::from_static("\"abc\""))]);
+        assert_eq!(strong.if_unchanged(), Some((IF_MATCH, HeaderValue::from_static("\"abc\""))));
+    }
+
+    #[test]
+    fn other_validators_become_strong_tags_from_which_the_condition_is_made_again() {
+        let weak = validators(Some("W/\"abc\""), None);
+        assert_eq!(&*weak.meta(3).etag, "\"weak-abc\"");
+        assert_eq!(if_changed("\"weak-abc\""), [(IF_NONE_MATCH, HeaderValue::from_static("W/\"abc\", \"weak-abc\""))]);
+        let dated = validators(None, Some(DATE));
+        assert_eq!(if_changed(&dated.meta(3).etag), [(IF_MODIFIED_SINCE, HeaderValue::from_static(DATE))]);
+        assert_eq!(dated.if_unchanged(), Some((IF_UNMODIFIED_SINCE, HeaderValue::from_static(DATE))));
+        // An unquoted tag could not be compared.
+        assert!(validators(Some("abc"), Some(DATE)).meta(3).etag.starts_with(DATE_PREFIX));
+    }
+
+    #[test]
+    fn the_version_depends_on_everything_that_the_store_says() {
+        let version = |etag, date, len| validators(etag, date).meta(len).version;
+        let known = version(Some("\"a\""), Some(DATE), 3);
+        assert_eq!(known, version(Some("\"a\""), Some(DATE), 3));
+        assert_ne!(known, version(Some("\"b\""), Some(DATE), 3));
+        assert_ne!(known, version(Some("\"a\""), None, 3));
+        assert_ne!(known, version(Some("\"a\""), Some(DATE), 4));
+        assert_ne!(version(None, None, 3), version(None, None, 3), "nothing proves that they are the same");
+    }
+
+    #[test]
+    fn ranges_of_responses_are_parsed() {
+        assert_eq!(parse_content_range("bytes 0-9/10"), Some((0, 9, 10)));
+        assert_eq!(parse_content_range("bytes 0-9/*"), None);
+        assert_eq!(parse_content_range("bytes */10"), None);
+    }
+}

@@ -1,0 +1,1 @@
+// Azurite loads this module, but uses it only where telemetry is on.
