@@ -42,7 +42,12 @@ pub(crate) trait CacheEntry: Send + Sync + 'static {
 
     /// Returns true if the entry was compared with its source at `fresh_since` or later.
     fn is_fresh(&self, fresh_since: FreshSince) -> bool {
-        let moment = if self.depends_on_missing() { fresh_since.missing } else { fresh_since.found };
+        let moment = match (self.is_missing(), self.depends_on_missing()) {
+            (true, _) => fresh_since.missing,
+            // It is derived from objects that exist, too.
+            (false, true) => fresh_since.missing.max(fresh_since.found),
+            (false, false) => fresh_since.found,
+        };
         self.validated_at().is_fresh(moment)
     }
 

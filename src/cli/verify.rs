@@ -52,7 +52,7 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
     let cores = args.threads.map_or(settings.cores, usize::from);
     let settings =
         Settings { decoded_cache: 0, stored_cache: STORED_CACHE_BYTES, budget_wait: BUDGET_WAIT, cores, ..settings };
-    let container = Container::new(Arc::clone(&store), Resources::new(settings));
+    let container = Container::new(Arc::clone(&store), Resources::new(settings)).configured(config, container_config);
     let roots = parse_roots(&container, &args.datasets).await?;
     let header =
         ReportHeader::new(container_config, &roots, args.missing, container.resources().settings().decode_budget)?;

@@ -110,8 +110,8 @@ impl ConfigMerger {
         for argument in &sources.set {
             source_errors.extend(match argument.split_once('=') {
                 // An address may contain a password.
-                Some((key, text)) if key.trim() == "containers" => {
-                    self.add_text("containers", text, "--set containers=…".to_owned()).err()
+                Some((key, text)) if text.contains("://") || key.trim() == "containers" => {
+                    self.add_text(key.trim(), text, format!("--set {}=…", key.trim())).err()
                 }
                 Some((key, text)) => self.add_text(key.trim(), text, format!("--set {argument}")).err(),
                 None => {
@@ -634,6 +634,7 @@ mod tests {
             from_file(&format!("[[containers]]\nroot = '{address}'")),
             environment(&[("N5_CONTAINERS", &format!("a={address}"))]),
             set(&[&format!("containers=a={address}")]),
+            set(&[&format!("containers.root={address}"), &format!("containers=a={address}")]),
         ] {
             let error = load_error(&sources);
             assert!(error.contains("contains credentials") && error.contains("store.credentials"), "{error}");

@@ -132,6 +132,9 @@ impl RootAddress {
             return parse_file(host, path);
         }
         check_no_secret(&scheme, host, path)?;
+        if path.starts_with(['?', '#']) {
+            return Err(query_error(path));
+        }
         // Names of hosts are not case-sensitive; names of buckets may be.
         let lower_case_host = host.to_ascii_lowercase();
         let host = if scheme.contains("http") { lower_case_host.as_str() } else { host };
@@ -266,8 +269,8 @@ fn split_address(address: &str) -> Option<(&str, &str, &str)> {
     let (scheme, rest) = address.split_once("://")?;
     let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
         && scheme.chars().all(|character| character.is_ascii_alphanumeric() || "+-.".contains(character));
-    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-    is_scheme.then_some((scheme, host, path))
+    let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    is_scheme.then_some((scheme, host, path.strip_prefix('/').unwrap_or(path)))
 }
 
 /// Returns an error that names the key to use if an address contains a password or a signature.
@@ -289,11 +292,18 @@ fn check_no_secret(scheme: &str, host: &str, path: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Returns the message about an address with this query or fragment, which it does not repeat.
+fn query_error(rest: &str) -> String {
+    format!(
+        "the address has a query or a fragment: leave out everything from {:?} on",
+        rest.get(..1).unwrap_or_default()
+    )
+}
+
 /// Decodes the path of a URL and removes the slashes at its ends.
 fn decode_path(path: &str) -> Result<String, String> {
     if let Some(at) = path.find(['?', '#']) {
-        let rest = path.get(at..).unwrap_or_default().get(..1).unwrap_or_default();
-        return Err(format!("the address has a query or a fragment: leave out {rest:?} and what follows it"));
+        return Err(query_error(path.get(at..).unwrap_or_default()));
     }
     let decoded = percent_decode_str(path).decode_utf8();
     let decoded = decoded.map_err(|_invalid| format!("the path {path:?} is not UTF-8 after percent-decoding"))?;
@@ -520,10 +530,14 @@ mod tests {
             ("https://acct.blob.core.windows.net/c/d?sv=2&sig=hunter2", "contains credentials"),
             ("https://b.s3.amazonaws.com/c?X-Amz-Signature=hunter2", "contains credentials"),
             ("https://host/c?token=hunter2", "contains credentials"),
+            ("https://host?token=hunter2", "contains credentials"),
+            ("https://acct.blob.core.windows.net?sv=2&sig=hunter2", "contains credentials"),
+            ("s3://b?X-Amz-Signature=hunter2", "contains credentials"),
             ("https://host/c?other=hunter2", "query or a fragment"),
             ("ftp://host/c", "ftp:// is not the scheme"),
             ("s3:///c", "names no bucket"),
-            ("s3://b?c/d", "not the name of a bucket"),
+            ("s3://b?c/d", "query or a fragment"),
+            ("s3://b c/d", "not the name of a bucket"),
             ("file://host/c", "is a host"),
             ("http:///c", "names no host"),
             ("http://a b/c", "not a host"),

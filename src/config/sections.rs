@@ -203,8 +203,10 @@ impl ContainerConfig {
     /// policies of attributes and blocks.
     pub fn missing_policy(&self) -> Option<RevalidationPolicy> {
         const REMOTE: Duration = Duration::from_secs(60);
-        let remembered = self.remember_missing.or(self.is_remote().then_some(REMOTE)).map(RevalidationPolicy::After);
-        if self.immutable && self.is_remote() { Some(RevalidationPolicy::Never) } else { remembered }
+        if self.immutable {
+            return self.is_remote().then_some(RevalidationPolicy::Never);
+        }
+        self.remember_missing.or(self.is_remote().then_some(REMOTE)).map(RevalidationPolicy::After)
     }
 
     fn policy(

@@ -118,11 +118,15 @@ mod tests {
         "x-content-type-options",
     ];
 
+    /// Files and folders of `src` that name fields of requests to other servers, or no fields at all.
+    const WITHOUT_FIELDS_OF_CLIENTS: [&str; 3] = ["src/config", "src/http_client", "src/store/remote"];
+
     /// Returns the part without tests of each source file below `directory`, except this file.
     #[expect(clippy::disallowed_methods, reason = "the test reads the source files")]
     fn sources(directory: &Path) -> Vec<String> {
         let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
         let texts = paths.flat_map(|path| match path.extension() {
+            None if WITHOUT_FIELDS_OF_CLIENTS.iter().any(|folder| path.ends_with(folder)) => Vec::new(),
             None => sources(&path),
             Some(extension) if extension == "rs" && !path.ends_with(file!()) => {
                 let text = std::fs::read_to_string(path).unwrap();

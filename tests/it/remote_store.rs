@@ -187,6 +187,19 @@ async fn holes_that_are_remembered_evict_no_blocks() {
 }
 
 #[tokio::test]
+async fn a_result_with_a_hole_is_still_compared_with_its_blocks() {
+    let remote = remote();
+    let settings = Settings { recheck_missing: Some(FOREVER), ..settings() };
+    let settings = Settings { recheck_metadata: FOREVER, recheck_data: RevalidationPolicy::Always, ..settings };
+    let client = Client::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, settings, options());
+    let path = "/thumbnail/v?size=16";
+    let before = client.get(path).await;
+    assert_eq!(before.status, 200);
+    remote.put("v/0/1", block(200));
+    assert_ne!(client.get(path).await.body, before.body);
+}
+
+#[tokio::test]
 async fn the_tag_of_a_slice_costs_no_request_while_its_blocks_are_fresh() {
     let remote = remote();
     let settings = Settings { recheck_missing: Some(FOREVER), ..settings() };
