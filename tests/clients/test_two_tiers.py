@@ -20,13 +20,15 @@ HOLE = (3, 4, 1)
 GRID = [(x, y, z) for x in range(12) for y in range(12) for z in range(2)]
 BLOCKS = [f"/n5/v/{x}/{y}/{z}" for x, y, z in GRID if (x, y, z) != HOLE]
 PATIENCE = 120
+# Remote containers have their own times of freshness by default. Without a delay, seven servers end in one second.
+SETTINGS = ("--set", "server.trusted_proxies=127.0.0.1", "--set", "server.drain_delay=0s")
 
 
 class Tiers:
     """A store behind a recording proxy, inner replicas, a balancer, and front replicas."""
 
     def __init__(self, program, directory, root):
-        self.store, self.proxy, self.balancer, self.inner, self.front = Server(root), None, None, [], []
+        self.store, self.proxy, self.balancer, self.inner, self.front = Server(root, *SETTINGS), None, None, [], []
         try:
             self.proxy = RecordingProxy(f"127.0.0.1:{self.store.port}")
             for _ in range(INNER):
@@ -39,8 +41,7 @@ class Tiers:
             raise
 
     def replica(self, port):
-        settings = ["server.trusted_proxies=127.0.0.1", "cache.recheck_cached_data=1h", "cache.recheck_cached_metadata=1m"]
-        return Server(f"http://127.0.0.1:{port}/n5/", *(word for setting in settings for word in ("--set", setting)))
+        return Server(f"http://127.0.0.1:{port}/n5/", *SETTINGS)
 
     def requests(self):
         """Return the number of requests for each path that have reached the store since the last call."""
