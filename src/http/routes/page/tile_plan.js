@@ -65,7 +65,7 @@ export class TilePlan {
     // Someone who only looks gets a quarter.
     const most = Math.floor(Math.min(SLAB, SLAB_BYTES / size) / (isRunning ? 1 : isStepping ? 2 : 4));
     // Decoding a layer of blocks can take longer than many steps.
-    const lead = isRunning ? 2 * most : most / 2;
+    const lead = isRunning ? 2 * most : isStepping ? most : most / 2;
     const forward = direction >= 0 || !isStepping;
     const coming = new Set();
     const isHere = (index) => tiles.every((tile) => {
