@@ -86,7 +86,7 @@ impl Viewport {
     }
 }
 
-/// What the users of a walk request.
+/// Kind of request that the users of a walk send.
 #[derive(Clone, Copy)]
 pub(crate) enum Requests {
     Blocks,
