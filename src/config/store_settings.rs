@@ -28,9 +28,11 @@ pub struct StoreSettings {
     pub requester_pays: bool,
     /// Policy for 403 answers to requests for single objects.
     pub missing_403: ForbiddenPolicy,
-    /// Maximum number of concurrent requests to the store.
+    /// Maximum number of concurrent requests to the store. Fewer are sent while the store throttles.
     #[serde(deserialize_with = "values::count")]
     pub concurrency: usize,
+    /// True if a second request is sent for an object whose first one is slow.
+    pub hedge: bool,
     /// Maximum time without a byte from the store.
     #[serde(with = "values::duration")]
     pub timeout: Duration,

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use axum::http::header::{HeaderValue, PROXY_AUTHORIZATION, USER_AGENT};
@@ -14,6 +15,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio_rustls::rustls;
 
 use super::connector::{Connector, Proxies};
 use super::tls;
@@ -67,11 +69,14 @@ pub struct HttpClientError {
     reason: String,
     /// True if no connection could be made, so that the server cannot have seen the request.
     pub is_connect: bool,
+    /// True if another attempt would fail, too, because this client refuses the address or the certificate.
+    pub is_permanent: bool,
 }
 
 impl HttpClientError {
-    fn new(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), is_connect: false }
+    /// Creates the error for a request that is not sent.
+    fn refused(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), is_connect: false, is_permanent: true }
     }
 }
 
@@ -106,7 +111,7 @@ impl HttpClient {
     pub async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<Response<Incoming>, HttpClientError> {
         let scheme = request.uri().scheme().cloned();
         if self.is_https_only && scheme != Some(Scheme::HTTPS) {
-            return Err(HttpClientError::new("only https is allowed"));
+            return Err(HttpClientError::refused("only https is allowed"));
         }
         request.headers_mut().entry(USER_AGENT).or_insert(AGENT);
         if scheme == Some(Scheme::HTTP) {
@@ -117,8 +122,34 @@ impl HttpClient {
             }
         }
         let result = self.client.request(request).await;
-        result.map_err(|error| HttpClientError { reason: describe_error(&error), is_connect: error.is_connect() })
+        result.map_err(|error| HttpClientError {
+            reason: describe_error(&error),
+            is_connect: error.is_connect(),
+            is_permanent: is_permanent(&error),
+        })
     }
+}
+
+/// Returns true if the cause of an error is a refusal by the connector, or a certificate that is not trusted.
+fn is_permanent(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if is_certificate_error(error) {
+            return true;
+        }
+        if let Some(error) = error.downcast_ref::<io::Error>()
+            && (error.kind() == io::ErrorKind::InvalidInput
+                || error.get_ref().is_some_and(|inner| is_certificate_error(inner)))
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn is_certificate_error(error: &(dyn Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// Returns the texts of an error and of its causes, without repetitions.
@@ -151,7 +182,7 @@ mod tests {
         let client = HttpClient::new(&HttpClientOptions::default()).unwrap();
         for url in ["http://169.254.169.254/latest", "http://[fe80::1]/", "http://[::ffff:169.254.169.254]/"] {
             let error = client.send(get(url)).await.unwrap_err();
-            assert!(error.to_string().contains("local link"), "{url}: {error}");
+            assert!(error.to_string().contains("local link") && error.is_permanent, "{url}: {error}");
         }
     }
 
@@ -202,7 +233,7 @@ mod tests {
         let client = HttpClient::new(&HttpClientOptions::default()).unwrap();
         // No server listens on this port.
         let error = client.send(get("http://127.0.0.1:1/secret?sig=abc")).await.unwrap_err();
-        assert!(error.is_connect && error.to_string().contains("refused"), "{error}");
+        assert!(error.is_connect && !error.is_permanent && error.to_string().contains("refused"), "{error}");
         assert!(!error.to_string().contains("abc") && !error.to_string().contains("secret"), "{error}");
     }
 }

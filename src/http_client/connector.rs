@@ -83,11 +83,12 @@ impl Service<Uri> for Connector {
             checked?;
             let Some(proxy) = proxy else { return Ok(TcpConnection { io: tcp.call(url).await?, is_proxied: false }) };
             if proxy.uri().scheme() != Some(&Scheme::HTTP) {
-                return Err(
-                    "the proxy in HTTP_PROXY, HTTPS_PROXY or ALL_PROXY has an unsupported scheme; only http:// \
-                            is supported"
-                        .into(),
-                );
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "the proxy in HTTP_PROXY, HTTPS_PROXY or ALL_PROXY has an unsupported scheme; only http:// is \
+                     supported",
+                )
+                .into());
             }
             if url.scheme() == Some(&Scheme::HTTPS) {
                 let tunnel = Tunnel::new(proxy.uri().clone(), tcp);

@@ -25,6 +25,7 @@ use crate::demo;
 use crate::http::Viewer;
 use crate::runtime::cpu_pool::CpuPool;
 use crate::runtime::off_thread::off_thread;
+use crate::store::log_upstream_costs;
 use crate::telemetry::metrics;
 use access_control::{access_line, access_warnings};
 pub use access_control::{check_rules, open_access_control};
@@ -214,6 +215,7 @@ impl Server {
             () = all_answered => tracing::info!("all answers finished"),
             () = tokio::time::sleep_until(shutdown_deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
+        log_upstream_costs();
     }
 }
 

@@ -134,7 +134,8 @@ impl MountedContainer {
     fn is_responsive(&self) -> bool {
         let is_stalled = match &self.location {
             ContainerLocation::Local { store, .. } => store.pressure().is_stalled,
-            ContainerLocation::Demo | ContainerLocation::Remote { .. } | ContainerLocation::Unopened => false,
+            ContainerLocation::Remote { store, .. } => store.pressure().is_stalled,
+            ContainerLocation::Demo | ContainerLocation::Unopened => false,
         };
         !is_stalled && self.open_lock.try_lock().is_ok()
     }
@@ -365,7 +366,8 @@ async fn open_remote_store(
     if root.provider == Provider::Memory {
         return Ok(Arc::new(MemoryStore::new([], 0)));
     }
-    let store = RemoteStore::open(root, &container.store, call_timeout, attempt).await;
+    let name = if container.name.is_empty() { short_name(&container.root) } else { container.name.clone() };
+    let store = RemoteStore::open(&name, root, &container.store, call_timeout, attempt).await;
     let store = store.map_err(anyhow::Error::msg)?;
     Ok(Arc::new(store))
 }

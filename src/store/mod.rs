@@ -29,7 +29,7 @@ pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, Rea
 pub use page_cache::{CachedGet, CachedStat, NonblockingReader, PageCache, SendfileSource};
 pub use remote::{
     DirectoryLister, ErrorAnswer, LISTING_ACCEPT, LISTING_BYTES_PER_STORE, ListingError, ListingResponse,
-    ListingTransport, RemoteStore, StoreErrorCode,
+    ListingTransport, RemoteStore, StoreErrorCode, log_upstream_costs, record_upstream_metrics,
 };
 
 /// Read access to a tree of objects.

@@ -168,6 +168,68 @@ pub fn store_calls(running: usize, queued: usize, stalled: usize) {
     gauge!(names::STORES_STALLED).set(as_f64(stalled as u64));
 }
 
+/// Handle to the histogram of the times to the first byte of a store's responses.
+#[derive(Debug, Clone)]
+pub struct UpstreamFirstByte(Histogram);
+
+impl UpstreamFirstByte {
+    /// Creates the handle of an operation of a container in the currently installed recorder.
+    pub fn new(container: &str, operation: &'static str) -> Self {
+        Self(histogram!(names::UPSTREAM_FIRST_BYTE, "container" => container.to_owned(), "op" => operation))
+    }
+
+    /// Records a time.
+    pub fn record(&self, elapsed: Duration) {
+        self.0.record(elapsed);
+    }
+}
+
+/// Sets the number of requests to the store of a container that ended with this result since the start.
+pub fn upstream_requests(container: &str, operation: &'static str, result: &'static str, count: u64) {
+    let container = container.to_owned();
+    counter!(names::UPSTREAM_REQUESTS, "container" => container, "op" => operation, "result" => result).absolute(count);
+}
+
+/// Sets the number of bytes of a store's responses that were used since the start.
+pub fn upstream_bytes(container: &str, operation: &'static str, bytes: u64) {
+    counter!(names::UPSTREAM_BYTES, "container" => container.to_owned(), "op" => operation).absolute(bytes);
+}
+
+/// Sets the number of a store's responses that failed after their first byte since the start.
+pub fn upstream_broken_bodies(container: &str, operation: &'static str, kind: &'static str, count: u64) {
+    let container = container.to_owned();
+    counter!(names::UPSTREAM_BROKEN_BODIES, "container" => container, "op" => operation, "kind" => kind)
+        .absolute(count);
+}
+
+/// Sets the number of requests to a store that retried a failed one since the start.
+pub fn upstream_retries(container: &str, operation: &'static str, count: u64) {
+    counter!(names::UPSTREAM_RETRIES, "container" => container.to_owned(), "op" => operation).absolute(count);
+}
+
+/// Sets the numbers of hedges since the start that answered first (`won`) and that did not.
+pub fn upstream_hedges(container: &str, operation: &'static str, won: u64, lost: u64) {
+    for (result, count) in [("won", won), ("lost", lost)] {
+        let container = container.to_owned();
+        counter!(names::UPSTREAM_HEDGES, "container" => container, "op" => operation, "result" => result)
+            .absolute(count);
+    }
+}
+
+/// Sets the number of requests that were not sent to the bucket of a container since the start.
+pub fn upstream_held_back(container: &str, count: u64) {
+    counter!(names::UPSTREAM_HELD_BACK, "container" => container.to_owned()).absolute(count);
+}
+
+/// Sets the numbers of requests to the bucket of a container that may be in flight, are in flight and wait, and the rest
+/// of the pause of the bucket.
+pub fn upstream_bucket(container: &str, limit: usize, in_flight: usize, waiting: usize, pause: Duration) {
+    gauge!(names::UPSTREAM_LIMIT, "container" => container.to_owned()).set(as_f64(limit as u64));
+    gauge!(names::UPSTREAM_IN_FLIGHT, "container" => container.to_owned()).set(as_f64(in_flight as u64));
+    gauge!(names::UPSTREAM_WAITING, "container" => container.to_owned()).set(as_f64(waiting as u64));
+    gauge!(names::UPSTREAM_PAUSE, "container" => container.to_owned()).set(pause.as_secs_f64());
+}
+
 /// Sets the number of log lines that were dropped or could not be written since the start.
 pub fn log_lines_dropped(count: u64) {
     counter!(names::LOG_DROPPED).absolute(count);
@@ -459,6 +521,14 @@ mod tests {
         describe_store_errors(&["io"]);
         store_error(StoreOperation::Get, "io");
         store_calls(1, 0, 0);
+        UpstreamFirstByte::new("em", "get").record(Duration::from_millis(1));
+        upstream_requests("em", "get", "success", 1);
+        upstream_bytes("em", "get", 1);
+        upstream_broken_bodies("em", "get", "truncated", 1);
+        upstream_retries("em", "get", 1);
+        upstream_hedges("em", "get", 1, 1);
+        upstream_held_back("em", 1);
+        upstream_bucket("em", 64, 1, 0, Duration::ZERO);
         log_lines_dropped(0);
         accept_error();
         block_decoded("gzip", Duration::from_millis(1));

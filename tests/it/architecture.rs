@@ -101,8 +101,15 @@ const ORDER: &[(&str, &str)] = &[
     ("runtime::fair_queue", "semaphore single_flight state flow"),
     ("server", "reload mounts process_memory access_control data_search"),
     ("store", "instrumented remote local memory page_cache file_meta listing disk_pool object error key"),
-    ("store::remote", "credentials object client signer failure forbidden listing location profile variables"),
+    (
+        "store::remote",
+        "credentials object client waiting_calls upstream signer failure forbidden listing location profile variables",
+    ),
     ("store::local", "page_cache scan tree open_file resolve directory_check"),
+    (
+        "store::remote::upstream",
+        "registry service bucket answer checked_body retry concurrency_limit counters failure latency_histogram ratio_budget",
+    ),
     (
         "store::remote::listing",
         "lister http_root bucket page_reader selection html_index json_index index_entry bucket_xml transport error_document xml",

@@ -107,8 +107,9 @@ fn every_metric_of_the_dashboard_and_alerts_is_exported() {
         dashboard().into_iter().chain(alerts().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()))
     {
         for metric in metrics_of(&expression) {
-            // The metrics of TLS exist only if TLS is used. The table of metrics has its own test.
-            let is_shown = known.contains(metric.as_str()) || metric.starts_with("n5_tls_");
+            // These metrics exist only if TLS or a remote store is used. The table of metrics has its own test.
+            let is_optional = metric.starts_with("n5_tls_") || metric.starts_with("n5_upstream_");
+            let is_shown = known.contains(metric.as_str()) || is_optional;
             assert!(is_shown, "{metric} in {expression}");
             used.insert(metric);
         }

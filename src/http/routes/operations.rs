@@ -14,6 +14,7 @@ use crate::http::respond::{Entity, HandlerResult};
 use crate::http::route::Operation;
 use crate::output;
 use crate::runtime::cpu_pool::Priority;
+use crate::store::record_upstream_metrics;
 use crate::telemetry::metrics;
 
 /// OpenAPI description of this server.
@@ -42,6 +43,7 @@ async fn metrics_text(app: &App) -> Result<Bytes, ReadError> {
         loads.iter().map(|load| load.queued).sum(),
         loads.iter().filter(|load| load.is_stalled).count(),
     );
+    record_upstream_metrics();
     // Rendering takes several milliseconds, so it runs on the CPU pool, where clients take turns.
     let process = Arc::clone(&app.process);
     let render = move || process.exposition.get_or_render(Instant::now(), &process.render_metrics);

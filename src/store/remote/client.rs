@@ -1,52 +1,63 @@
-//! Sends the requests of one remote root: a bounded number at once, signed, each within its time limits, and retried
-//! after temporary failures.
+//! Sends the requests of one remote root and turns failures into errors of the store.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING};
+use async_trait::async_trait;
+use axum::http::header::{ACCEPT_ENCODING, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
+use http_body::Body;
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Incoming};
-use object_store::client::HttpRequestBody;
+use object_store::client::{
+    HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody, HttpService,
+};
 use tokio::time::Instant;
-use xxhash_rust::xxh3::xxh3_64;
 
+use super::super::disk_pool::StorePressure;
 use super::super::error::StoreError;
 use super::super::key::Key;
-use super::failure::{Failure, error_of_answer};
-use super::listing::{ErrorAnswer, StoreErrorCode, printable};
+use super::failure::error_of_answer;
+use super::listing::ErrorAnswer;
 use super::location::Location;
 use super::signer::Signer;
-use crate::http_client::{HttpClient, describe_error};
-use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
-
-/// Maximum number of retries of a request after temporary failures.
-const MAX_RETRIES: u32 = 2;
-
-/// Pause before the first retry, unless the store asks for another. Each further pause is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-
-/// Longest pause that the store may ask for. If it asks for more, the request fails at once.
-const MAX_PAUSE: Duration = Duration::from_secs(2);
-
-/// Maximum number of bytes of an error response that are read.
-const MAX_ERROR_BYTES: usize = 16 << 10;
+use super::upstream::{
+    FailureKind, HeldPermit, RetryCount, UpstreamContext, UpstreamFailure, UpstreamOperation, UpstreamService,
+    error_answer,
+};
+use super::waiting_calls::WaitingCalls;
+use crate::http_client::HttpClient;
 
 /// A request for an object or a listing.
 pub(super) struct StoreRequest<'a> {
+    pub(super) operation: UpstreamOperation,
     /// The attempted action for error messages, such as "read" or "list".
     pub(super) action: &'static str,
     /// Key of the object or directory.
     pub(super) key: &'a Key,
-    pub(super) method: Method,
     pub(super) url: String,
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     /// Time at which the caller stops waiting.
     pub(super) deadline: Instant,
+    /// Number of retries of the operation that the request is part of.
+    pub(super) retries: RetryCount,
+}
+
+impl StoreRequest<'_> {
+    fn method(&self) -> Method {
+        if self.operation == UpstreamOperation::Head { Method::HEAD } else { Method::GET }
+    }
+
+    fn context(&self) -> UpstreamContext {
+        UpstreamContext {
+            operation: self.operation,
+            deadline: self.deadline,
+            retries: self.retries.clone(),
+            is_speculative: false,
+        }
+    }
 }
 
 /// The head of a response, and its body, which has not been read.
@@ -77,28 +88,47 @@ impl StoreResponse {
 
     /// Returns what an error response says.
     pub(super) fn error_answer(&self) -> ErrorAnswer {
-        let mut answer = ErrorAnswer::parse(self.status.as_u16(), &self.error_document);
-        let header = |name: &str| self.headers.get(name).and_then(|value| value.to_str().ok()).map(printable);
-        if answer.code_name.is_empty()
-            && let Some(name) = header("x-ms-error-code")
-        {
-            answer.code = StoreErrorCode::from_name(&name);
-            answer.code_name = name;
-        }
-        answer.region = answer.region.or_else(|| header("x-amz-bucket-region"));
-        answer
+        error_answer(self.status, &self.headers, &self.error_document)
+    }
+}
+
+/// Signs every attempt, and sends it by the program's client.
+#[derive(Debug)]
+pub(super) struct SignedService {
+    pub(super) http: HttpClient,
+    pub(super) signer: Signer,
+}
+
+impl SignedService {
+    /// Returns the request with the headers that give it authority.
+    async fn signed(&self, request: HttpRequest) -> Result<Request<Full<Bytes>>, String> {
+        let mut signed = self.signer.sign(request).await?;
+        // Bodies must be as they are stored. Proxies change this header, so it is not part of the signature.
+        signed.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        Ok(signed.map(|_empty| Full::default()))
+    }
+}
+
+#[async_trait]
+impl HttpService for SignedService {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let failed = |kind, reason| UpstreamFailure::new(kind, reason).into_http_error();
+        let signed = self.signed(request).await.map_err(|reason| failed(FailureKind::Refused, reason))?;
+        let response = self.http.send(signed).await.map_err(|error| {
+            let kind = if error.is_permanent { FailureKind::Refused } else { FailureKind::Unavailable };
+            failed(kind, error.to_string())
+        })?;
+        Ok(response
+            .map(|body| HttpResponseBody::new(body.map_err(|error| HttpError::new(HttpErrorKind::Request, error)))))
     }
 }
 
 /// Sends requests to the store of one root.
 pub(super) struct StoreClient {
     pub(super) location: Location,
-    http: HttpClient,
-    signer: Signer,
-    /// One permit for every request whose response is awaited or read.
-    permits: FairSemaphore,
-    /// Maximum time without a byte from the store.
-    timeout: Duration,
+    service: UpstreamService<SignedService>,
+    /// The calls that wait for the store.
+    waiting: Arc<WaitingCalls>,
     /// Maximum time of a call.
     call_timeout: Duration,
 }
@@ -110,18 +140,14 @@ impl fmt::Debug for StoreClient {
 }
 
 impl StoreClient {
-    pub(super) fn new(
-        location: Location,
-        http: HttpClient,
-        signer: Signer,
-        concurrency: usize,
-        timeout: Duration,
-        call_timeout: Duration,
-    ) -> Self {
-        let concurrency = concurrency.max(1);
-        let quota = ClientQuota { alone: concurrency, among_others: (concurrency / 4 * 3).max(1) };
-        let permits = FairSemaphore::new(concurrency, quota, CostBasis::Time);
-        Self { location, http, signer, permits, timeout, call_timeout }
+    pub(super) fn new(location: Location, service: UpstreamService<SignedService>, call_timeout: Duration) -> Self {
+        let waiting = Arc::new(WaitingCalls::new(call_timeout));
+        Self { location, service, waiting, call_timeout }
+    }
+
+    /// Returns the pressure on the store.
+    pub(super) fn pressure(&self) -> StorePressure {
+        self.waiting.pressure(self.service.waiting())
     }
 
     /// Returns the time at which a call that begins now must have ended.
@@ -129,135 +155,77 @@ impl StoreClient {
         Instant::now() + self.call_timeout
     }
 
-    /// Waits for a permit for one request.
-    ///
-    /// # Errors
-    /// Returns [`StoreError::Overloaded`] if there is none before the deadline.
-    pub(super) async fn acquire(
-        &self,
-        action: &'static str,
-        key: &Key,
-        deadline: Instant,
-    ) -> Result<FairPermit, StoreError> {
-        let permit = self.permits.acquire(ClientId::current().flow(0), 1);
-        let permit = tokio::time::timeout_at(deadline, permit).await;
-        permit.map_err(|_elapsed| StoreError::Overloaded(action, key.clone()))
-    }
-
     /// Sends a request, and retries it after temporary failures. Returns a response with any other status.
     ///
     /// # Errors
     /// Returns an error if there is no response, or if the store remains unavailable.
     pub(super) async fn send(&self, request: &StoreRequest<'_>) -> Result<StoreResponse, StoreError> {
-        let mut permit = self.acquire(request.action, request.key, request.deadline).await?;
-        let mut attempt = 0;
-        loop {
-            let failure = match self.attempt(request, permit).await {
-                Ok(response) if !is_temporary(response.status) => return Ok(response),
-                Ok(response) => {
-                    let retry_after = retry_after(&response.headers);
-                    let answer = response.error_answer();
-                    Failure { retry_after, error: error_of_answer(request.action, request.key, &answer, retry_after) }
-                }
-                Err(error) => Failure { retry_after: None, error },
-            };
-            attempt += 1;
-            let pause = failure.retry_after.unwrap_or_else(|| backoff(request.key, attempt));
-            if attempt > MAX_RETRIES || pause > MAX_PAUSE || Instant::now() + pause >= request.deadline {
-                return Err(failure.error);
-            }
-            tokio::time::sleep(pause).await;
-            permit = self.acquire(request.action, request.key, request.deadline).await?;
-        }
-    }
-
-    /// Sends a request once. Reads the beginning of the body of an error response.
-    ///
-    /// # Errors
-    /// Returns an error if there is no response, or if an error document breaks off that may say which of several
-    /// causes an error has. The status 404 alone could stand for a missing bucket or a missing object.
-    async fn attempt(&self, request: &StoreRequest<'_>, permit: FairPermit) -> Result<StoreResponse, StoreError> {
-        let failed = |reason: String| {
-            let (action, key) = (request.action, request.key.clone());
-            StoreError::Io { action, key, cause: Arc::new(io::Error::other(reason)) }
-        };
-        let exchange = async {
-            let signed = self.signed(request).await.map_err(failed)?;
-            self.http.send(signed).await.map_err(|error| failed(error.to_string()))
-        };
-        let timeout = self.timeout.min(request.deadline.saturating_duration_since(Instant::now()));
-        let response = tokio::time::timeout(timeout, exchange).await;
-        let response = response.map_err(|_elapsed| StoreError::Timeout(request.action, request.key.clone()))??;
-        let (parts, body) = response.into_parts();
-        let mut body = ResponseBody {
-            body,
-            unread: Bytes::new(),
-            permit: Some(permit),
-            timeout: self.timeout,
-            action: request.action,
-            key: request.key.clone(),
-        };
-        let status = parts.status;
-        let mut error_document = Bytes::new();
-        if !status.is_success() && status != StatusCode::NOT_MODIFIED {
-            match body.read_up_to(MAX_ERROR_BYTES, request.deadline).await {
-                Ok((document, _is_cut)) => error_document = document,
-                Err(_) if is_temporary(status) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(StoreResponse { status, headers: parts.headers, error_document, body })
-    }
-
-    /// Returns the HTTP request with the headers that give it authority.
-    async fn signed(&self, request: &StoreRequest<'_>) -> Result<Request<Full<Bytes>>, String> {
-        let mut http_request = Request::builder().method(request.method.clone()).uri(&request.url);
+        let failed = |failure: &UpstreamFailure| error_of_failure(request.action, request.key, failure);
+        let mut http_request = Request::builder().method(request.method()).uri(&request.url);
         for (name, value) in &request.headers {
             http_request = http_request.header(name, value);
         }
-        let http_request = http_request.body(HttpRequestBody::empty()).map_err(|error| error.to_string())?;
-        let mut signed = self.signer.sign(http_request).await?;
-        // Bodies must be as they are stored. Proxies change this header, so it is not part of the signature.
-        signed.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        Ok(signed.map(|_empty| Full::default()))
+        let http_request = http_request
+            .body(HttpRequestBody::empty())
+            .map_err(|error| failed(&UpstreamFailure::new(FailureKind::Refused, error.to_string())))?;
+        let call = self.waiting.begin();
+        let response =
+            self.service.execute(http_request, &request.context()).await.map_err(|failure| failed(&failure))?;
+        call.answered();
+        if let Some(failure) = response.failure.as_ref().filter(|failure| failure.is_transient()) {
+            let answer = error_answer(response.parts.status, &response.parts.headers, &response.document);
+            return Err(error_of_answer(request.action, request.key, &answer, failure.retry_after));
+        }
+        let body = ResponseBody {
+            body: response.body,
+            unread: Bytes::new(),
+            permit: response.permit,
+            waiting: Arc::clone(&self.waiting),
+            action: request.action,
+            key: request.key.clone(),
+        };
+        let (status, headers) = (response.parts.status, response.parts.headers);
+        Ok(StoreResponse { status, headers, error_document: response.document, body })
+    }
+
+    /// Waits until a read whose response broke off may continue by another request. Returns false if it may not.
+    pub(super) async fn may_continue(&self, retries: &RetryCount, deadline: Instant) -> bool {
+        let failure = UpstreamFailure::new(FailureKind::Truncated, "the response broke off");
+        let (operation, retries) = (UpstreamOperation::GetRange, retries.clone());
+        let context = UpstreamContext { operation, deadline, retries, is_speculative: false };
+        self.service.wait_to_retry(&failure, &context).await
     }
 }
 
-/// Returns true for statuses that another attempt may change.
-fn is_temporary(status: StatusCode) -> bool {
-    matches!(
-        status,
-        StatusCode::REQUEST_TIMEOUT
-            | StatusCode::TOO_MANY_REQUESTS
-            | StatusCode::INTERNAL_SERVER_ERROR
-            | StatusCode::BAD_GATEWAY
-            | StatusCode::SERVICE_UNAVAILABLE
-            | StatusCode::GATEWAY_TIMEOUT
-    )
-}
-
-/// Returns the pause that the store asks for, if it gives a number of seconds.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
-}
-
-/// Returns the pause before the retry with this number. It differs from key to key, so that not all requests that failed
-/// at once are sent again at once.
-fn backoff(key: &Key, attempt: u32) -> Duration {
-    let jitter = xxh3_64(key.as_str().as_bytes()).rotate_left(attempt * 8) % 256;
-    let pause = FIRST_PAUSE * 2_u32.pow(attempt.saturating_sub(1));
-    pause / 2 + pause * u32::try_from(jitter).unwrap_or_default() / 512
+/// Returns the error for a request without a response.
+fn error_of_failure(action: &'static str, key: &Key, failure: &UpstreamFailure) -> StoreError {
+    let key = key.clone();
+    match (failure.kind, failure.retry_after) {
+        (FailureKind::Throttled, Some(pause)) => StoreError::Throttled(action, key, pause),
+        (FailureKind::Throttled, None) => StoreError::Overloaded(action, key),
+        (FailureKind::Timeout, _) => StoreError::Timeout(action, key),
+        (FailureKind::Refused, _) => StoreError::Denied { action, key, reason: failure.detail.clone() },
+        (
+            FailureKind::Missing
+            | FailureKind::NotModified
+            | FailureKind::Changed
+            | FailureKind::Forbidden
+            | FailureKind::Unavailable
+            | FailureKind::Truncated
+            | FailureKind::BadAnswer,
+            _,
+        ) => StoreError::Io { action, key, cause: Arc::new(io::Error::other(failure.detail.clone())) },
+    }
 }
 
 /// The body of a response, which is read piece by piece. Ends with an error if it is shorter than announced.
 pub(super) struct ResponseBody {
-    body: Incoming,
+    body: HttpResponseBody,
     /// Bytes that have been received and not been read.
     unread: Bytes,
-    /// Permit of the request; `None` while the body is not being read.
-    permit: Option<FairPermit>,
-    timeout: Duration,
+    /// Permit of the request, until the body has been read.
+    permit: HeldPermit,
+    waiting: Arc<WaitingCalls>,
     action: &'static str,
     key: Key,
 }
@@ -268,17 +236,9 @@ impl ResponseBody {
         self.body.size_hint().exact().map(|bytes| bytes.saturating_add(self.unread.len() as u64))
     }
 
-    /// Lets other requests use the permit while the body is not being read.
-    pub(super) fn release_permit(&mut self) {
-        self.permit = None;
-    }
-
-    /// Takes a permit again, if [`Self::release_permit`] has released it.
-    pub(super) async fn take_permit(&mut self, client: &StoreClient, deadline: Instant) -> Result<(), StoreError> {
-        if self.permit.is_none() {
-            self.permit = Some(client.acquire(self.action, &self.key, deadline).await?);
-        }
-        Ok(())
+    /// Lets other requests use the permit before the body has been read.
+    pub(super) fn release_permit(&self) {
+        self.permit.release();
     }
 
     /// Returns the next bytes, at most `max_bytes`; `None` at the end.
@@ -287,11 +247,12 @@ impl ResponseBody {
     /// Returns an error if the store sends nothing in time, or if the body ends early.
     pub(super) async fn next(&mut self, max_bytes: usize, deadline: Instant) -> Result<Option<Bytes>, StoreError> {
         while self.unread.is_empty() {
-            let timeout = self.timeout.min(deadline.saturating_duration_since(Instant::now()));
-            let frame = tokio::time::timeout(timeout, self.body.frame()).await;
+            let call = self.waiting.begin();
+            let frame = tokio::time::timeout_at(deadline, self.body.frame()).await;
             let frame = frame.map_err(|_elapsed| StoreError::Timeout(self.action, self.key.clone()))?;
             let Some(frame) = frame else { return Ok(None) };
-            let frame = frame.map_err(|error| self.broken(&describe_error(&error)))?;
+            let frame = frame.map_err(|error| self.broken_by(&UpstreamFailure::of_transport(&error)))?;
+            call.answered();
             self.unread = frame.into_data().unwrap_or_default();
         }
         Ok(Some(self.unread.split_to(self.unread.len().min(max_bytes))))
@@ -317,6 +278,14 @@ impl ResponseBody {
         Ok((bytes.into(), false))
     }
 
+    /// Returns the error for a body that ends with a failure.
+    fn broken_by(&self, failure: &UpstreamFailure) -> StoreError {
+        match failure.kind {
+            FailureKind::Timeout => StoreError::Timeout(self.action, self.key.clone()),
+            _ => self.broken(&failure.detail),
+        }
+    }
+
     /// Returns the error for a body that breaks off.
     pub(super) fn broken(&self, reason: &str) -> StoreError {
         self.failed(&format!("the response broke off: {reason}"))
@@ -329,64 +298,30 @@ impl ResponseBody {
     }
 }
 
-/// Returns the length that the header of a response to HEAD announces.
-pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use object_store::StaticCredentialProvider;
     use object_store::aws::AwsCredential;
 
     use super::*;
-    use crate::config::{Provider, RemoteRoot, StoreSettings};
     use crate::http_client::HttpClientOptions;
 
     #[tokio::test]
     async fn the_signature_does_not_contain_the_encodings_that_are_accepted() {
-        let root = RemoteRoot {
-            provider: Provider::S3,
-            bucket: "lab".to_owned(),
-            prefix: String::new(),
-            endpoint: None,
-            region: None,
-            account: None,
-        };
-        let location = Location::new(&root, &StoreSettings::default(), "eu-west-1", None).unwrap();
         let credential = AwsCredential { key_id: "AKIA".into(), secret_key: "secret".into(), token: None };
         let signer = Signer::S3 {
             credentials: Arc::new(StaticCredentialProvider::new(credential)),
             region: "eu-west-1".to_owned(),
             requester_pays: false,
         };
-        let http = HttpClient::new(&HttpClientOptions::default()).unwrap();
-        let client = StoreClient::new(location, http, signer, 1, FIRST_PAUSE, FIRST_PAUSE);
-        let key = Key::parse("a/0").unwrap();
-        let request = StoreRequest {
-            action: "read",
-            key: &key,
-            method: Method::GET,
-            url: client.location.object_url(&key),
-            headers: Vec::new(),
-            deadline: client.deadline(),
-        };
-        let signed = client.signed(&request).await.unwrap();
+        let service = SignedService { http: HttpClient::new(&HttpClientOptions::default()).unwrap(), signer };
+        let request = Request::get("https://lab.s3.eu-west-1.amazonaws.com/a/0").body(HttpRequestBody::empty());
+        let signed = service.signed(request.unwrap()).await.unwrap();
         let authorization = signed.headers()["authorization"].to_str().unwrap();
         assert!(
             authorization.contains("SignedHeaders=host;") && !authorization.contains("encoding"),
             "{authorization}"
         );
         assert_eq!(signed.headers()[ACCEPT_ENCODING], "identity");
-    }
-
-    #[test]
-    fn pauses_grow_and_differ_from_key_to_key() {
-        let pause = |key: &str, attempt| backoff(&Key::parse(key).unwrap(), attempt);
-        for attempt in [1, 2] {
-            let longest = FIRST_PAUSE * attempt;
-            assert!((longest / 2..longest).contains(&pause("a/0", attempt)));
-        }
-        assert_ne!(pause("a/0", 1), pause("a/1", 1));
     }
 }

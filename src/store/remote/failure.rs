@@ -11,13 +11,6 @@ use super::listing::{ErrorAnswer, ListingError, StoreErrorCode};
 /// Pause for clients if a store that throttles names none.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 
-/// A temporary failure of a request.
-pub(super) struct Failure {
-    /// Pause that the store asks for.
-    pub(super) retry_after: Option<Duration>,
-    pub(super) error: StoreError,
-}
-
 /// Returns the error for an error response to the attempted `action` on `key`.
 pub(super) fn error_of_answer(
     action: &'static str,

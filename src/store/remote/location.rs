@@ -59,6 +59,11 @@ impl Location {
         Ok(Self { origin: without_default_port(&origin), bucket_path, prefix, provider: root.provider })
     }
 
+    /// Returns the URL of the bucket, or the origin of an HTTP server.
+    pub(super) fn bucket_url(&self) -> String {
+        format!("{}{}", self.origin, self.bucket_path)
+    }
+
     /// Returns the URL of an object.
     pub(super) fn object_url(&self, key: &Key) -> String {
         let Self { origin, bucket_path, prefix, .. } = self;

@@ -12,7 +12,9 @@ mod location;
 mod object;
 mod profile;
 mod signer;
+mod upstream;
 mod variables;
+mod waiting_calls;
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,13 +22,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::http::header::{ACCEPT, HeaderName, HeaderValue, LOCATION};
-use axum::http::{Method, Request, StatusCode};
+use axum::http::{Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::Full;
 use tokio::time::Instant;
 use url::Url;
 
 use super::Store;
+use super::disk_pool::StorePressure;
 use super::error::StoreError;
 use super::key::Key;
 use super::listing::{EntryFilter, Listing};
@@ -35,7 +38,7 @@ use crate::config::{ForbiddenPolicy, Provider, RemoteRoot, StoreSettings};
 use crate::http_client::{HttpClient, HttpClientOptions};
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairSemaphore};
 use crate::runtime::off_thread::off_thread;
-use client::{StoreClient, StoreRequest, StoreResponse, content_length};
+use client::{SignedService, StoreClient, StoreRequest, StoreResponse};
 use failure::{error_of_answer, error_of_listing};
 use forbidden::{ForbiddenKeys, IMPOSSIBLE_NAME};
 pub use listing::{
@@ -44,6 +47,10 @@ pub use listing::{
 };
 use location::Location;
 use object::{CollectedObject, RemoteObject, Validators, check_encoding, if_changed};
+use upstream::{
+    RetryCount, UpstreamOperation, UpstreamService, UpstreamSettings, content_length, register, shared_bucket,
+};
+pub use upstream::{log_upstream_costs, record_upstream_metrics};
 use variables::Variables;
 
 /// Name of the object that a probe of the store reads. Directories without listings are recognised by it.
@@ -89,7 +96,7 @@ enum ObjectAnswer {
 
 impl RemoteStore {
     /// Opens the container at `root`: finds its credentials and its region, and checks that it can be read. A call that
-    /// takes longer than `call_timeout` fails.
+    /// takes longer than `call_timeout` fails. The metrics of its requests have the label `container`.
     ///
     /// Files are read on a thread of its own, which keeps `attempt` until the files have been read, even if the caller
     /// has given up.
@@ -97,15 +104,17 @@ impl RemoteStore {
     /// # Errors
     /// Returns a message that says what is wrong and what to do. It contains no secret.
     pub async fn open(
+        container: &str,
         root: &RemoteRoot,
         settings: &StoreSettings,
         call_timeout: Duration,
         attempt: impl Send + 'static,
     ) -> Result<Self, String> {
-        Self::open_with(root, settings, call_timeout, Variables::from_env(), attempt).await
+        Self::open_with(container, root, settings, call_timeout, Variables::from_env(), attempt).await
     }
 
     async fn open_with(
+        container: &str,
         root: &RemoteRoot,
         settings: &StoreSettings,
         call_timeout: Duration,
@@ -153,7 +162,11 @@ impl RemoteStore {
             Provider::Http => DirectoryLister::http(&location.origin, &root.prefix, ATTRIBUTES, call_timeout)
                 .map_err(|error| format!("the address is not a URL: {error}"))?,
         };
-        let client = StoreClient::new(location, http, signer, settings.concurrency, settings.timeout, call_timeout);
+        let bucket = shared_bucket(&location.bucket_url(), settings.concurrency);
+        let counters = register(container, &bucket);
+        let upstream = UpstreamSettings { timeout: settings.timeout, hedge: settings.hedge };
+        let service = UpstreamService::new(SignedService { http, signer }, upstream, bucket, counters);
+        let client = StoreClient::new(location, service, call_timeout);
         let store = Self::new(client, settings.missing_403, lister);
         store.probe().await.map_err(|error| error.to_string())?;
         Ok(store)
@@ -179,13 +192,16 @@ impl RemoteStore {
         key: &Key,
         headers: Vec<(HeaderName, HeaderValue)>,
         deadline: Instant,
+        retries: &RetryCount,
     ) -> Result<ObjectAnswer, StoreError> {
         if key.is_root() {
             return Ok(ObjectAnswer::Missing);
         }
         let url = self.client.location.object_url(key);
         let is_conditional = !headers.is_empty();
-        let request = StoreRequest { action, key, method: Method::GET, url, headers, deadline };
+        let operation = UpstreamOperation::Get;
+        let retries = retries.clone();
+        let request = StoreRequest { operation, action, key, url, headers, deadline, retries };
         let started = Instant::now();
         let response = self.client.send(&request).await?;
         match response.status {
@@ -274,8 +290,7 @@ impl RemoteStore {
     /// Returns the status of the answer to a request for an object, without its bytes.
     async fn status_of(&self, key: &Key, deadline: Instant) -> Result<StatusCode, StoreError> {
         let url = self.client.location.object_url(key);
-        let request = StoreRequest { action: "read", key, method: Method::HEAD, url, headers: Vec::new(), deadline };
-        Ok(self.client.send(&request).await?.status)
+        Ok(self.client.send(&head_request("read", key, url, deadline)).await?.status)
     }
 
     /// Returns the object of a response. Its bytes are read if `inline` allows that.
@@ -285,6 +300,7 @@ impl RemoteStore {
         response: StoreResponse,
         inline: &InlineLimit,
         deadline: Instant,
+        retries: &RetryCount,
     ) -> Result<Object, StoreError> {
         let Some(len) = response.body.announced_bytes() else {
             let (meta, collected) = self.collect(key, response, deadline).await?;
@@ -298,7 +314,7 @@ impl RemoteStore {
         let object = RemoteObject::new(Arc::clone(&self.client), key, response, len);
         let meta = object.meta().clone();
         if len <= inline.bytes()
-            && let Some(bytes) = object.read_range(0..len, deadline, || len <= inline.bytes()).await?
+            && let Some(bytes) = object.read_range(0..len, deadline, retries, || len <= inline.bytes()).await?
         {
             return Ok(Object { meta, data: ObjectData::InMemory(bytes) });
         }
@@ -348,9 +364,8 @@ impl Store for RemoteStore {
             return Ok(None);
         }
         let url = self.client.location.object_url(key);
-        let request = StoreRequest { action: "stat", key, method: Method::HEAD, url, headers: Vec::new(), deadline };
         let started = Instant::now();
-        let response = self.client.send(&request).await?;
+        let response = self.client.send(&head_request("stat", key, url, deadline)).await?;
         if response.status == StatusCode::OK
             && let Some(len) = content_length(&response.headers)
         {
@@ -359,7 +374,7 @@ impl Store for RemoteStore {
         }
         drop(response);
         // Only the response to GET says why an object cannot be read.
-        Ok(match self.request_object("stat", key, Vec::new(), deadline).await? {
+        Ok(match self.request_object("stat", key, Vec::new(), deadline, &RetryCount::default()).await? {
             ObjectAnswer::Missing | ObjectAnswer::Unchanged => None,
             ObjectAnswer::Found(response) => match response.body.announced_bytes() {
                 Some(len) => Some(Validators::of(&response.headers).meta(len)),
@@ -370,16 +385,17 @@ impl Store for RemoteStore {
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         let deadline = self.client.deadline();
-        match self.request_object("read", key, Vec::new(), deadline).await? {
+        let retries = RetryCount::default();
+        match self.request_object("read", key, Vec::new(), deadline, &retries).await? {
             ObjectAnswer::Missing | ObjectAnswer::Unchanged => Ok(None),
-            ObjectAnswer::Found(response) => self.to_object(key, *response, inline, deadline).await.map(Some),
+            ObjectAnswer::Found(response) => self.to_object(key, *response, inline, deadline, &retries).await.map(Some),
         }
     }
 
     async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
         let deadline = self.client.deadline();
         let condition = known.map(|(etag, _)| if_changed(etag)).unwrap_or_default();
-        let mut response = match self.request_object("read", key, condition, deadline).await? {
+        let mut response = match self.request_object("read", key, condition, deadline, &RetryCount::default()).await? {
             ObjectAnswer::Unchanged => return Ok(Revalidation::Unchanged),
             ObjectAnswer::Missing if known.is_none() => return Ok(Revalidation::Unchanged),
             ObjectAnswer::Missing => return Ok(Revalidation::Current(None)),
@@ -431,6 +447,10 @@ impl Store for RemoteStore {
         listed.map_err(|error| error_of_listing(key, error))
     }
 
+    fn pressure(&self) -> StorePressure {
+        self.client.pressure()
+    }
+
     async fn probe(&self) -> Result<(), StoreError> {
         let deadline = self.client.deadline();
         let recently = Instant::now().checked_sub(PROBE_INTERVAL).unwrap_or_else(Instant::now);
@@ -438,7 +458,7 @@ impl Store for RemoteStore {
             return Ok(());
         }
         let Ok(key) = Key::root().child(ATTRIBUTES) else { return Ok(()) };
-        match self.request_object("read", &key, Vec::new(), deadline).await {
+        match self.request_object("read", &key, Vec::new(), deadline, &RetryCount::default()).await {
             Ok(_) => Ok(()),
             // The root need not have attributes, and a store that forbids listings then answers 403.
             Err(StoreError::Denied { .. }) if self.is_directory(&Key::root()).await.is_ok() => Ok(()),
@@ -455,7 +475,16 @@ impl ListingTransport for RemoteStore {
         let accept = (ACCEPT, HeaderValue::from_static(LISTING_ACCEPT));
         let headers = if self.provider() == Provider::Http { vec![accept] } else { Vec::new() };
         let root = Key::root();
-        let request = StoreRequest { action: "list", key: &root, method: Method::GET, url, headers, deadline };
+        let asks_for_one = target.split(['?', '&']).any(|part| matches!(part, "max-keys=1" | "maxresults=1"));
+        let request = StoreRequest {
+            operation: if asks_for_one { UpstreamOperation::Probe } else { UpstreamOperation::List },
+            action: "list",
+            key: &root,
+            url,
+            headers,
+            deadline,
+            retries: RetryCount::default(),
+        };
         let mut response = self.client.send(&request).await?;
         let status = response.status;
         let (body, is_cut) = if status.is_success() {
@@ -469,8 +498,17 @@ impl ListingTransport for RemoteStore {
 
     async fn has_object(&self, key: &Key) -> Result<bool, StoreError> {
         let deadline = self.client.deadline();
-        Ok(matches!(self.request_object("stat", key, Vec::new(), deadline).await?, ObjectAnswer::Found(_)))
+        Ok(matches!(
+            self.request_object("stat", key, Vec::new(), deadline, &RetryCount::default()).await?,
+            ObjectAnswer::Found(_)
+        ))
     }
+}
+
+/// Returns a request for the metadata of an object.
+fn head_request<'a>(action: &'static str, key: &'a Key, url: String, deadline: Instant) -> StoreRequest<'a> {
+    let (operation, retries) = (UpstreamOperation::Head, RetryCount::default());
+    StoreRequest { operation, action, key, url, headers: Vec::new(), deadline, retries }
 }
 
 /// Asks Amazon at `endpoint` for the region of a bucket. Returns `fallback` if there is no answer: the region of the

@@ -12,7 +12,7 @@ use axum::http::header::{
     CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH,
     IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
 };
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{HeaderMap, StatusCode};
 use bytes::Bytes;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
@@ -22,10 +22,8 @@ use super::super::key::Key;
 use super::super::object::{ObjectMeta, ReadAt};
 use super::client::{ResponseBody, StoreClient, StoreRequest, StoreResponse};
 use super::failure::error_of_answer;
+use super::upstream::{RetryCount, UpstreamOperation};
 use crate::runtime::fair_queue::FairPermit;
-
-/// Number of times that a read continues after its response broke off.
-const MAX_CONTINUATIONS: u32 = 2;
 
 /// Beginning of the entity tags that stand for the weak tags of a store.
 const WEAK_PREFIX: &str = "\"weak-";
@@ -156,7 +154,7 @@ impl RemoteObject {
 
     /// Lets other requests use the permit of the response until its bytes are read.
     pub(super) fn release_permit(&self) {
-        if let Some(started) = &mut *self.started.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(started) = &*self.started.lock().unwrap_or_else(PoisonError::into_inner) {
             started.body.release_permit();
         }
     }
@@ -165,7 +163,8 @@ impl RemoteObject {
         &self.meta
     }
 
-    /// Reads the bytes of `range`. Returns `None` as soon as `is_wanted` returns false.
+    /// Reads the bytes of `range`. Returns `None` as soon as `is_wanted` returns false. `retries` counts the requests by
+    /// which it continues after a response broke off.
     ///
     /// # Errors
     /// Returns an error if the bytes cannot be read, or if the object has changed.
@@ -173,6 +172,7 @@ impl RemoteObject {
         &self,
         range: Range<u64>,
         deadline: Instant,
+        retries: &RetryCount,
         is_wanted: impl Fn() -> bool,
     ) -> Result<Option<Bytes>, StoreError> {
         let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
@@ -184,21 +184,20 @@ impl RemoteObject {
         }
         let mut bytes = Vec::with_capacity(len);
         let mut started = self.take_started(range.start);
-        let mut breaks = 0;
         while bytes.len() < len {
             let position = range.start.saturating_add(bytes.len() as u64);
             let mut current = match started.take() {
                 Some(current) => current,
-                None => self.open_range(position..range.end, deadline).await?,
+                None => self.open_range(position..range.end, deadline, retries).await?,
             };
             match self.continue_reading(&mut current, &mut bytes, len, deadline, &is_wanted).await {
                 Ok(true) => started = Some(current),
                 Ok(false) => return Ok(None),
-                Err(error) if breaks >= MAX_CONTINUATIONS || Instant::now() >= deadline => return Err(error),
-                Err(_) => breaks += 1,
+                Err(_) if self.client.may_continue(retries, deadline).await => {}
+                Err(error) => return Err(error),
             }
         }
-        if let Some(mut started) = started.filter(|started| started.position < started.end) {
+        if let Some(started) = started.filter(|started| started.position < started.end) {
             started.body.release_permit();
             *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
         }
@@ -214,7 +213,6 @@ impl RemoteObject {
         deadline: Instant,
         is_wanted: &impl Fn() -> bool,
     ) -> Result<bool, StoreError> {
-        started.body.take_permit(&self.client, deadline).await?;
         while bytes.len() < len {
             let Some(chunk) = started.body.next(len - bytes.len(), deadline).await? else {
                 return Err(started.body.broken("it is shorter than the range"));
@@ -238,7 +236,12 @@ impl RemoteObject {
     ///
     /// # Errors
     /// Returns [`StoreError::Torn`] if the object has changed.
-    async fn open_range(&self, range: Range<u64>, deadline: Instant) -> Result<StartedBody, StoreError> {
+    async fn open_range(
+        &self,
+        range: Range<u64>,
+        deadline: Instant,
+        retries: &RetryCount,
+    ) -> Result<StartedBody, StoreError> {
         let failed = |reason: &str| StoreError::Io {
             action: "read",
             key: self.key.clone(),
@@ -252,12 +255,13 @@ impl RemoteObject {
         let bytes = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
         let bytes = HeaderValue::from_str(&bytes).map_err(|error| failed(&error.to_string()))?;
         let request = StoreRequest {
+            operation: UpstreamOperation::GetRange,
             action: "read",
             key: &self.key,
-            method: Method::GET,
             url: self.client.location.object_url(&self.key),
             headers: vec![(RANGE, bytes), condition],
             deadline,
+            retries: retries.clone(),
         };
         let response = self.client.send(&request).await?;
         match response.status {
@@ -297,7 +301,7 @@ impl RemoteObject {
 #[async_trait]
 impl ReadAt for RemoteObject {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let bytes = self.read_range(range, self.client.deadline(), || true).await?;
+        let bytes = self.read_range(range, self.client.deadline(), &RetryCount::default(), || true).await?;
         bytes.ok_or_else(|| StoreError::Preempted(self.key.clone()))
     }
 }

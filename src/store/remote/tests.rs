@@ -7,6 +7,7 @@ use object_store::aws::AwsCredential;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+use super::upstream::{UpstreamBucket, UpstreamCounters};
 use super::*;
 
 /// Maximum number of requests that a store of these tests sends at once.
@@ -67,7 +68,10 @@ impl ScriptedServer {
         let location = Location::new(&root, &settings, DEFAULT_REGION, None).unwrap();
         let http = HttpClient::new(&HttpClientOptions::default()).unwrap();
         let timeout = Duration::from_secs(20);
-        let client = StoreClient::new(location, http, signer, CONCURRENCY, timeout, timeout);
+        let (bucket, counters) = (Arc::new(UpstreamBucket::new(CONCURRENCY)), Arc::new(UpstreamCounters::new("test")));
+        let upstream = UpstreamSettings { timeout, hedge: true };
+        let service = UpstreamService::new(SignedService { http, signer }, upstream, bucket, counters);
+        let client = StoreClient::new(location, service, timeout);
         let lister = DirectoryLister::s3(&root.prefix, timeout);
         RemoteStore::new(client, policy, lister)
     }
