@@ -31,8 +31,8 @@ def ends_quietly():
 def spawn(words, **options):
     """Start a child process that does not outlive this one, without n5-server's environment variables."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith('N5_')}
-    return subprocess.Popen([str(w) for w in words], stdin=subprocess.DEVNULL, env=environment,
-                            preexec_fn=dies_with_parent, **options)
+    return subprocess.Popen([str(w) for w in words], env=environment, preexec_fn=dies_with_parent,
+                            **{'stdin': subprocess.DEVNULL, **options})
 
 
 def end(process, seconds=10):
@@ -145,6 +145,7 @@ http {{
     fastcgi_temp_path {place}/fastcgi;
     uwsgi_temp_path {place}/uwsgi;
     scgi_temp_path {place}/scgi;
+    {outside}
     server {{
         listen {host}:{port};
         root {root};
@@ -155,18 +156,22 @@ http {{
 
 
 class Nginx:
-    """nginx, set up for files that do not change. `directives` are added to its `server` block."""
+    """nginx, set up for files that do not change.
+
+    `directives` are added to its `server` block, and `outside` is put in front of that block.
+    """
     name = 'nginx'
 
-    def __init__(self, root, *directives):
-        self.root, self.directives = pathlib.Path(root).resolve(), directives
+    def __init__(self, root, *directives, outside=''):
+        self.root, self.directives, self.outside = pathlib.Path(root).resolve(), directives, outside
 
     def words(self, place):
         """Write the configuration to `place` and return the command."""
         self.port = free_port()
         configuration = pathlib.Path(place) / 'nginx.conf'
         configuration.write_text(NGINX.format(
-            place=place, host=HOST, port=self.port, root=self.root, directives='\n        '.join(self.directives),
+            place=place, host=HOST, port=self.port, root=self.root, outside=self.outside,
+            directives='\n        '.join(self.directives),
             # Otherwise its workers run as `nobody`, who may be unable to read the checkout.
             user='user root;' if os.geteuid() == 0 else ''))
         return ['nginx', '-p', place, '-e', f'{place}/error.log', '-c', configuration]

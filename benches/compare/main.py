@@ -22,7 +22,8 @@ from rows import HEADER, LeftOut, Missing, Row, Table
 HOME = pathlib.Path(__file__).resolve().parents[2]
 BEGIN, END = '<!-- compare -->', '<!-- end of compare -->'
 # The modules of rows/, in the order in which they run.
-ORDER = ['stored', 'documents', 'cached', 'views', 'startup', 'growth', 'slices', 'planes', 'zarr', 'replay']
+ORDER = ['stored', 'documents', 'cached', 'views', 'startup', 'growth', 'slices', 'planes', 'zarr', 'replay',
+         'remote_blocks', 'remote_warm', 'remote_volumes', 'remote_slices']
 
 
 @dataclass
@@ -39,13 +40,13 @@ class Stage:
         """Return a context manager that runs n5-server with its defaults and these settings, `section.key=value`."""
         return Server(self.binary, root or self.n5, *settings)
 
-    def nginx(self, root=None, *directives):
+    def nginx(self, root=None, *directives, outside=''):
         """Return a context manager that runs nginx on a directory, by default that of all N5 data.
 
-        `directives` are added to its `server` block.
+        `directives` are added to its `server` block, and `outside` is put in front of that block.
         """
         self.need('nginx')
-        return Nginx(root or self.n5, *directives)
+        return Nginx(root or self.n5, *directives, outside=outside)
 
     def need(self, *programs):
         """Raise `LeftOut`, which skips the remaining rows of a module, if a program is not installed."""

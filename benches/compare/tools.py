@@ -7,7 +7,7 @@ import sys
 
 from rows import LeftOut
 
-H2N5, IMAGECODECS = '0.1.9', '2026.3.6'
+H2N5, IMAGECODECS, OBSTORE, X2S3 = '0.1.9', '2026.3.6', '0.12.1', '1.6.1'
 
 
 def run(words, environment=None):
@@ -33,9 +33,9 @@ def h2n5(home):
     return binary
 
 
-def bare(home):
-    """Return the program of bare.c, rebuilt if its source is newer."""
-    source, binary = home / 'benches/compare/bare.c', home / 'target/compare-tools/bare'
+def compiled(home, name):
+    """Return the program of NAME.c, rebuilt if its source is newer."""
+    source, binary = home / f'benches/compare/{name}.c', home / f'target/compare-tools/{name}'
     if not binary.is_file() or binary.stat().st_mtime < source.stat().st_mtime:
         compiler = os.environ.get('CC') or next(filter(shutil.which, ('cc', 'gcc', 'clang')), None)
         if not compiler:
@@ -45,18 +45,34 @@ def bare(home):
     return binary
 
 
+def packages(home, name, version, *options, python=sys.executable):
+    """Return a directory with a package of PyPI for the given interpreter."""
+    place = home / f'target/compare-tools/{name}-{version}'
+    if not place.is_dir():
+        part = place.with_name('part')
+        shutil.rmtree(part, ignore_errors=True)
+        run([str(python), '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--only-binary', ':all:',
+             '--target', str(part), *options, f'{name}=={version}'])
+        part.rename(place)
+    return place
+
+
 def imagecodecs(home):
     """Return the module imagecodecs, with current versions of liblzma, libbz2 and libdeflate.
 
     Python's own modules use the libraries that Python was built with.
     """
-    place = home / f'target/compare-tools/imagecodecs-{IMAGECODECS}'
-    if not place.is_dir():
-        part = place.with_name('part')
-        shutil.rmtree(part, ignore_errors=True)
-        run([sys.executable, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-deps',
-             '--only-binary', ':all:', '--target', str(part), f'imagecodecs=={IMAGECODECS}'])
-        part.rename(place)
+    place = packages(home, 'imagecodecs', IMAGECODECS, '--no-deps')
     if str(place) not in sys.path:
         sys.path.append(str(place))
     return importlib.import_module('imagecodecs')
+
+
+def obstore(home, python):
+    """Return a directory with obstore for an interpreter that has zarr-python 3."""
+    return packages(home, 'obstore', OBSTORE, '--no-deps', python=python)
+
+
+def x2s3(home):
+    """Return a directory with x2s3 and all that it needs. It asks for Python 3.12, but also runs on 3.11."""
+    return packages(home, 'x2s3', X2S3, '--ignore-requires-python')

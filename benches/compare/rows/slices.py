@@ -30,10 +30,10 @@ TARGET, FREE, REACHED = 2.0, 4.0, 0.85
 COLD = ('cache.decoded=0', 'cache.stored=0')
 
 
-def tensorstore(path, cache_bytes=0):
-    """Open a dataset with TensorStore, on both cores."""
+def tensorstore(path, cache_bytes=0, kvstore=None):
+    """Open a dataset with TensorStore, on both cores. `kvstore` is a store other than the file system."""
     context = ts.Context({'cache_pool': {'total_bytes_limit': cache_bytes}, 'data_copy_concurrency': {'limit': 2}})
-    spec = {'driver': 'n5', 'kvstore': {'driver': 'file', 'path': f'{path}/'}}
+    spec = {'driver': 'n5', 'kvstore': {'driver': 'file', **(kvstore or {}), 'path': f'{path}/'}}
     return ts.open(spec, context=context, open=True, read=True).result()
 
 
