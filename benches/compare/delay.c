@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 256, ROOM = 16384, THREADS = 64, PIPE = 1 << 20 };
+enum { EVENTS = 256, ROOM = 16384, THREADS = 64, PIPE = 1 << 18 };
 
 struct connection {
     int client, server, pipe[2];
@@ -93,7 +94,7 @@ static int64_t release(struct thread *thread) {
             continue;
         }
         /* The send buffer is empty and larger than any request. */
-        if (send(connection->server, connection->request, connection->length, MSG_NOSIGNAL) != (ssize_t)connection->length)
+        if (send(connection->server, connection->request, connection->length, 0) != (ssize_t)connection->length)
             end(thread, connection);
         connection->length = 0;
     }
@@ -174,6 +175,7 @@ int main(int count, char **arguments) {
         threads[number].poll = epoll_create1(0);
         pthread_create(&thread, NULL, loop, &threads[number]);
     }
+    signal(SIGPIPE, SIG_IGN); /* splice has no MSG_NOSIGNAL. */
     printf("ready\n");
     fflush(stdout);
     /* Distributes connections to the threads in turn. */
