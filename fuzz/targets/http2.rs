@@ -120,8 +120,8 @@ fn config() -> Config {
     // A client that reads nothing is disconnected before the next check fails.
     config.server.send_timeout = Duration::from_secs(2);
     config.server.header_timeout = Duration::from_secs(2);
-    (config.cache.decoded, config.cache.stored) = (4 << 20, 4 << 20);
-    (config.limits.slice_budget, config.limits.decode_budget) = (16 << 20, 16 << 20);
+    (config.cache.decoded, config.cache.stored) = (Some(4 << 20), Some(4 << 20));
+    (config.limits.slice_budget, config.limits.decode_budget) = (Some(16 << 20), Some(16 << 20));
     config
 }
 

@@ -55,6 +55,13 @@ impl Default for KnownMissing {
 }
 
 impl KnownMissing {
+    /// Forgets all names and frees their memory.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            *shard.lock().unwrap_or_else(PoisonError::into_inner) = MissingShard::default();
+        }
+    }
+
     /// Records that the object or directory at `key` of a container was missing at the moment `checked_at`.
     fn insert(&self, container: u32, kind: MissingKind, key: &Key, checked_at: u64) {
         let name = self.hash(container, kind, key);

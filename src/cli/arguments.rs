@@ -292,6 +292,7 @@ impl ServeArgs {
             port: self.port,
             roots: self.roots.iter().map(|text| split_root(text, &is_directory)).collect(),
             reserved,
+            system_memory: None,
         }
     }
 }

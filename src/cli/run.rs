@@ -18,7 +18,7 @@ use super::inspect::inspect;
 use super::process::{EXIT_USAGE, block_on, fail, print};
 use super::serve::serve;
 use super::verify::verify;
-use crate::config::{Config, ConfigFile, DEFAULTS};
+use crate::config::{Config, ConfigFile, ConfigSources, DEFAULTS};
 use crate::{access, http, server};
 
 /// Runs the program with the arguments of its command line and returns its exit status.
@@ -121,7 +121,8 @@ fn run_maintenance(server: &ServeArgs, job: impl AsyncFnOnce(&Config) -> anyhow:
 fn load_config(args: &ServeArgs) -> anyhow::Result<Config> {
     let file = args.config.as_deref().map(read_config_file).transpose()?;
     let reserved_names = http::route::endpoints().map(|(name, _)| name).collect();
-    Ok(Config::load(&args.sources(file, environment()?, Path::is_dir, reserved_names))?)
+    let sources = args.sources(file, environment()?, Path::is_dir, reserved_names);
+    Ok(Config::load(&ConfigSources { system_memory: server::system_memory(), ..sources })?)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the configuration file is not part of a container")]

@@ -8,7 +8,7 @@ use toml::{Spanned, Table, Value};
 
 use super::root_address::{RootAddress, without_secrets};
 use super::roots::{container_names, split_root};
-use super::sections::{Config, ContainerConfig, ContainerDefaults, DEFAULTS};
+use super::sections::{Config, ContainerConfig, ContainerDefaults, DEFAULTS, SystemMemory};
 use super::similar::most_similar;
 use super::validate::{ConfigError, ConfigErrors};
 use super::values::ListenAddress;
@@ -33,6 +33,8 @@ pub struct ConfigSources {
     pub roots: Vec<(String, OsString)>,
     /// First path segments of the server's endpoints, which no container may have as its name.
     pub reserved: Vec<&'static str>,
+    /// Memory of the system, of which `memory.limit` takes a quarter by default; `None` if it is not known.
+    pub system_memory: Option<SystemMemory>,
 }
 
 /// A configuration file.
@@ -57,6 +59,7 @@ impl Config {
         let mut merger = ConfigMerger::new(defaults);
         merger.add_sources(sources);
         let mut config = merger.deserialize()?;
+        config.memory.system = sources.system_memory;
         if let Some(port) = sources.port {
             match &mut config.server.listen {
                 ListenAddress::Tcp(address) => address.set_port(port),
@@ -493,8 +496,8 @@ mod tests {
         assert_eq!(config.limits, Config::default().limits);
         assert_eq!(config.server.threads, 1);
         assert_eq!(config.log.format, LogFormat::Json);
-        assert_eq!(config.cache.decoded, 2 << 20);
-        assert_eq!(config.cache.stored, 3 << 20);
+        assert_eq!(config.cache.decoded, Some(2 << 20));
+        assert_eq!(config.cache.stored, Some(3 << 20));
         assert_eq!(config.server.listen, ListenAddress::Tcp("127.0.0.1:4".parse().unwrap()));
     }
 

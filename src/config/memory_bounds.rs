@@ -1,13 +1,38 @@
 //! Bounds of the memory, threads and file descriptors that a server with this configuration uses.
 
-use super::sections::{Config, LimitsConfig, TlsConfig};
+use super::sections::{Config, ContainerConfig, LimitsConfig, MemorySizes, TlsConfig};
 
 /// Size of the cache of parsed attributes, which is not configurable.
 const ATTRIBUTES_CACHE_BYTES: u64 = 8 << 20;
 
+/// Memory of the process in addition to caches, budgets and connections: code, two threads, the threads that wait for
+/// the disk of one container, and what the allocator retains.
+pub(super) const BASELINE_BYTES: u64 = 64 << 20;
+
+/// Size of the caches whose bookkeeping is part of the process's baseline.
+const BASELINE_CACHE_BYTES: u64 = 320 << 20;
+
+/// Bookkeeping of larger caches, as a divisor of their size: 1/64 for the entries, and at most 5 % for the kernel's page
+/// tables and the allocator's lists of free pages (`docs/HOSTILE.md`).
+const CACHE_OVERHEAD_DIVISOR: u64 = 14;
+
 /// Maximum memory of the table of names that are known to be missing, which is not configurable. It is used for remote
 /// containers, and for those with `remember_missing`.
 pub const KNOWN_MISSING_BYTES: u64 = 32 << 20;
+
+/// Maximum memory of one remote container for the pages of listings that are being read, which is not configurable.
+pub const STORE_LISTING_BYTES: u64 = 32 << 20;
+
+/// Maximum size of an object whose length its server does not announce. Such objects are read into memory of their
+/// container, because the memory of the request cannot be taken in advance.
+pub const MAX_UNANNOUNCED_BYTES: u64 = 1 << 20;
+
+/// Maximum number of objects without an announced length that are in the memory of one container at once.
+pub const UNANNOUNCED_OBJECTS: u64 = 16;
+
+/// Memory of each of `store.concurrency` connections: 64 KiB for received bytes, TLS, and the kernel's receive buffer
+/// before it grows (`net.ipv4.tcp_rmem`).
+const STORE_CONNECTION_BYTES: u64 = 256 << 10;
 
 /// Memory of each thread of `server.threads` beyond [`BASELINE_THREADS`], including the threads beside it that decode
 /// blocks and make documents: stacks, and the memory that the allocator retains for each thread. Measured 3 to 7 MiB
@@ -63,6 +88,16 @@ const ACCEPT_QUEUE_BYTES: u64 = 26 << 20;
 /// Measured memory of a TLS handshake in progress.
 const HANDSHAKE_BYTES: u64 = 72 << 10;
 
+impl MemorySizes {
+    /// Returns the maximum memory of caches and budgets of these sizes, including the bookkeeping of large caches.
+    pub(super) fn max_bytes(self) -> u64 {
+        let Self { decoded_cache, stored_cache, slice_budget, decode_budget, transfer_budget } = self;
+        let caches = decoded_cache.saturating_add(stored_cache);
+        let overhead = caches.saturating_sub(BASELINE_CACHE_BYTES) / CACHE_OVERHEAD_DIVISOR;
+        [overhead, slice_budget, decode_budget, transfer_budget].into_iter().fold(caches, u64::saturating_add)
+    }
+}
+
 impl Config {
     /// Returns the maximum memory of connections in bytes, without the responses sent on them. It includes
     /// [`Self::connection_pool_bytes`].
@@ -104,12 +139,45 @@ impl Config {
     /// Returns the maximum memory of caches, budgets and additional threads together, in bytes. Connections and the
     /// rest of the process are not included.
     pub fn memory_bound_bytes(&self) -> u64 {
-        let Self { cache, limits, .. } = self;
-        let remembers_missing = self.containers.iter().any(|container| container.missing_policy().is_some());
-        let known_missing = if remembers_missing { KNOWN_MISSING_BYTES } else { 0 };
-        [known_missing, cache.decoded, cache.stored, limits.slice_budget, limits.decode_budget, limits.transfer_budget]
+        self.own_bytes().saturating_add(self.memory_sizes().max_bytes())
+    }
+
+    /// Returns the maximum memory of the process, including the kernel's memory for its sockets, in bytes.
+    pub fn max_process_bytes(&self) -> u64 {
+        self.unshared_bytes().saturating_add(self.memory_sizes().max_bytes())
+    }
+
+    /// Returns the maximum memory of the process without the caches and budgets that share `memory.limit`.
+    pub(super) fn unshared_bytes(&self) -> u64 {
+        [self.max_connections_bytes(), self.sockets_bytes(), BASELINE_BYTES]
             .into_iter()
-            .fold(ATTRIBUTES_CACHE_BYTES.saturating_add(self.threads_bytes()), u64::saturating_add)
+            .fold(self.own_bytes(), u64::saturating_add)
+    }
+
+    /// Returns the maximum memory of threads, and of caches and budgets whose sizes are not configurable.
+    fn own_bytes(&self) -> u64 {
+        let known_missing = if self.remembers_missing() { KNOWN_MISSING_BYTES } else { 0 };
+        [known_missing, self.stores_bytes(), self.threads_bytes()]
+            .into_iter()
+            .fold(ATTRIBUTES_CACHE_BYTES, u64::saturating_add)
+    }
+
+    /// Returns true if a container remembers missing names in the table that all containers share.
+    pub fn remembers_missing(&self) -> bool {
+        self.containers.iter().any(|container| container.missing_policy().is_some())
+    }
+
+    /// Returns the maximum memory of the stores of remote containers in bytes.
+    pub fn stores_bytes(&self) -> u64 {
+        let store = |container: &ContainerConfig| {
+            let connections = STORE_CONNECTION_BYTES.saturating_mul(container.store.concurrency as u64);
+            connections.saturating_add(STORE_LISTING_BYTES + UNANNOUNCED_OBJECTS * MAX_UNANNOUNCED_BYTES)
+        };
+        self.remote_containers().map(store).fold(0, u64::saturating_add)
+    }
+
+    fn remote_containers(&self) -> impl Iterator<Item = &ContainerConfig> {
+        self.containers.iter().filter(|container| container.is_remote())
     }
 
     /// Returns the maximum memory of threads in bytes. Two of `server.threads` and the disk threads of one container
@@ -121,15 +189,18 @@ impl Config {
         serving.saturating_add(waiting)
     }
 
-    /// Returns the minimum number of file descriptors: one for each connection, two for each read, and 100 more. With
-    /// fewer, some clients' connections make those of other clients wait.
+    /// Returns the minimum number of file descriptors: one for each connection, two for each read, one for each
+    /// concurrent request to a store, and 100 more. With fewer, some clients' connections make those of other clients
+    /// wait.
     pub fn min_file_descriptors(&self) -> usize {
-        self.server.max_connections.saturating_add(self.disk_threads().saturating_mul(2)).saturating_add(100)
+        let store_connections = self.remote_containers().map(|container| container.store.concurrency);
+        let reads = self.disk_threads().saturating_mul(2);
+        store_connections.chain([self.server.max_connections, reads]).fold(100, usize::saturating_add)
     }
 
-    /// Returns the maximum number of threads that wait for the disks of all containers.
+    /// Returns the maximum number of threads that wait for the disks of all local containers.
     pub fn disk_threads(&self) -> usize {
-        let containers = self.containers.len().max(1);
+        let containers = self.containers.len().saturating_sub(self.remote_containers().count()).max(1);
         let shared = RESERVED_DISK_THREADS_PER_CONTAINER.saturating_mul(containers).saturating_add(SHARED_DISK_THREADS);
         MAX_DISK_THREADS_PER_CONTAINER.saturating_mul(containers).min(shared)
     }
@@ -140,6 +211,34 @@ impl Config {
         match self.server.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::root_address::RootAddress;
+    use super::*;
+
+    fn with_roots(roots: &[&str]) -> Config {
+        let container = |root: &&str| ContainerConfig {
+            root: RootAddress::parse(root.as_ref()).unwrap(),
+            ..ContainerConfig::default()
+        };
+        Config { containers: roots.iter().map(container).collect(), ..Config::default() }
+    }
+
+    #[test]
+    fn a_remote_container_takes_memory_and_descriptors_of_its_store_but_no_disk_threads() {
+        const STORE_BYTES: u64 = (32 + 16 + 16) << 20;
+        let local = with_roots(&["/data"]);
+        let one = with_roots(&["/data", "s3://bucket/a.n5"]);
+        let ten = with_roots(&["s3://bucket/a.n5"; 10]);
+        assert_eq!(one.memory_bound_bytes() - local.memory_bound_bytes(), KNOWN_MISSING_BYTES + STORE_BYTES);
+        assert_eq!(ten.memory_bound_bytes() - local.memory_bound_bytes(), KNOWN_MISSING_BYTES + 10 * STORE_BYTES);
+        for (config, stores) in [(&one, 1), (&ten, 10)] {
+            assert_eq!(config.disk_threads(), local.disk_threads());
+            assert_eq!(config.min_file_descriptors() - local.min_file_descriptors(), stores * 64);
         }
     }
 }

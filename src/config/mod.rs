@@ -5,6 +5,7 @@
 
 mod load;
 mod memory_bounds;
+mod memory_sizes;
 mod root_address;
 mod roots;
 mod sections;
@@ -16,17 +17,18 @@ mod values;
 
 pub use load::{ConfigFile, ConfigSources};
 pub use memory_bounds::{
-    KNOWN_MISSING_BYTES, MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER, SEND_QUEUES_BYTES,
-    SHARED_DISK_THREADS,
+    KNOWN_MISSING_BYTES, MAX_DISK_THREADS_PER_CONTAINER, MAX_UNANNOUNCED_BYTES, RESERVED_DISK_THREADS_PER_CONTAINER,
+    SEND_QUEUES_BYTES, SHARED_DISK_THREADS, STORE_LISTING_BYTES, UNANNOUNCED_OBJECTS,
 };
 pub use root_address::{Provider, RemoteRoot, RootAddress};
 pub use roots::{short_name, split_root};
 pub use sections::{
     AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerConfig, ContainerDefaults,
     CorsConfig, DEFAULTS, DefaultAccess, EntityTagSource, EvictionPolicy, JwtConfig, LimitsConfig, LogConfig,
-    LogFormat, RequiredContainers, ServerConfig, SymlinkPolicy, TlsConfig, TracingConfig,
+    LogFormat, MemoryConfig, MemorySizes, RequiredContainers, ServerConfig, SymlinkPolicy, SystemMemory,
+    SystemMemorySource, TlsConfig, TracingConfig,
 };
 pub(crate) use similar::most_similar;
 pub use store_settings::{AddressingStyle, CredentialSource, ForbiddenPolicy, StoreSettings};
 pub use validate::{ConfigError, ConfigErrors};
-pub use values::{CacheControl, ListenAddress, RevalidationPolicy};
+pub use values::{CacheControl, ListenAddress, MemoryLimit, RevalidationPolicy};

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::root_address::RootAddress;
 use super::store_settings::StoreSettings;
-use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
+use super::values::{self, CacheControl, ListenAddress, MemoryLimit, RevalidationPolicy};
 
 /// Text of `config/default.toml`: every key with its default, unit and purpose.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");
@@ -27,6 +27,8 @@ pub struct Config {
     pub tls: TlsConfig,
     /// Section `[container_defaults]`, which is already applied to `containers`.
     pub container_defaults: ContainerDefaults,
+    /// Section `[memory]`.
+    pub memory: MemoryConfig,
     /// Section `[limits]`.
     pub limits: LimitsConfig,
     /// Section `[clients]`.
@@ -154,7 +156,7 @@ pub struct ContainerConfig {
     /// Policy for comparing cached blocks with the store; `None` for the default of the kind of root.
     #[serde(default, with = "values::auto_policy")]
     pub recheck_cached_data: Option<RevalidationPolicy>,
-    /// Time for which a missing object is believed to be missing; `None` for the default of the kind of root.
+    /// Time for which a missing object counts as missing; `None` for the default of the kind of root.
     #[serde(default, with = "values::auto_duration")]
     pub remember_missing: Option<Duration>,
     /// True if the container never changes, so that nothing cached is compared with the store.
@@ -223,7 +225,8 @@ impl ContainerConfig {
         }
     }
 
-    fn is_remote(&self) -> bool {
+    /// Returns true if the root is not a directory of this machine.
+    pub(super) fn is_remote(&self) -> bool {
         matches!(self.root, RootAddress::Remote(_))
     }
 }
@@ -246,7 +249,7 @@ pub struct ContainerDefaults {
     /// Policy for comparing cached blocks with the store; `None` for the default of the kind of root.
     #[serde(with = "values::auto_policy")]
     pub recheck_cached_data: Option<RevalidationPolicy>,
-    /// Time for which a missing object is believed to be missing; `None` for the default of the kind of root.
+    /// Time for which a missing object counts as missing; `None` for the default of the kind of root.
     #[serde(with = "values::auto_duration")]
     pub remember_missing: Option<Duration>,
     /// True if the container never changes, so that nothing cached is compared with the store.
@@ -292,7 +295,54 @@ pub enum EntityTagSource {
     Inode,
 }
 
-/// Section `[limits]`: bounds on requests and memory; sizes in bytes.
+/// Section `[memory]`: the memory of the process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Maximum memory of the process, which the caches and budgets share that have no size of their own.
+    pub limit: MemoryLimit,
+    /// Memory of the system, of which [`MemoryLimit::Auto`] takes a quarter; `None` if it is not known. Not a setting.
+    #[serde(skip)]
+    pub system: Option<SystemMemory>,
+    /// Sizes of a running server, which a reload keeps if it can. Not a setting.
+    #[serde(skip)]
+    pub(super) in_force: Option<MemorySizes>,
+}
+
+/// Amount of memory that the system has for this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SystemMemory {
+    /// Number of bytes.
+    pub bytes: u64,
+    /// What the number is the memory of.
+    pub source: SystemMemorySource,
+}
+
+/// Origin of a [`SystemMemory`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SystemMemorySource {
+    /// The memory of the machine.
+    Machine,
+    /// The lowest limit of the control groups of the process, which is below the memory of the machine.
+    ControlGroup,
+}
+
+/// Sizes of the caches and budgets that share `memory.limit`, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemorySizes {
+    /// Size of the cache of decoded blocks, `cache.decoded`.
+    pub decoded_cache: u64,
+    /// Size of the cache of files as stored, `cache.stored`.
+    pub stored_cache: u64,
+    /// Memory for slices, `limits.slice_budget`.
+    pub slice_budget: u64,
+    /// Memory for blocks that are being decoded, `limits.decode_budget`.
+    pub decode_budget: u64,
+    /// Memory for stored blocks that are being read or sent, `limits.transfer_budget`.
+    pub transfer_budget: u64,
+}
+
+/// Section `[limits]`: bounds on requests and memory; sizes in bytes, where `None` is a share of `memory.limit`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsConfig {
@@ -300,14 +350,14 @@ pub struct LimitsConfig {
     #[serde(with = "values::size")]
     pub slice: u64,
     /// Memory for results that are being assembled or sent.
-    #[serde(with = "values::size")]
-    pub slice_budget: u64,
+    #[serde(with = "values::auto_size")]
+    pub slice_budget: Option<u64>,
     /// Memory for blocks that are being decoded, in addition to the cache; also the maximum size of a block.
-    #[serde(with = "values::size")]
-    pub decode_budget: u64,
+    #[serde(with = "values::auto_size")]
+    pub decode_budget: Option<u64>,
     /// Memory for stored blocks that are being read or sent, in addition to the cache.
-    #[serde(with = "values::size")]
-    pub transfer_budget: u64,
+    #[serde(with = "values::auto_size")]
+    pub transfer_budget: Option<u64>,
     /// Maximum ratio of the bytes decoded for a response to the bytes of the response.
     #[serde(deserialize_with = "values::count")]
     pub decode_factor: u64,
@@ -340,16 +390,16 @@ pub struct ClientsConfig {
     pub burst: u64,
 }
 
-/// Section `[cache]`: sizes in bytes, where 0 disables a cache, and policies.
+/// Section `[cache]`: sizes in bytes, where 0 disables a cache and `None` is a share of `memory.limit`, and policies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheConfig {
     /// Size of the cache of decoded blocks.
-    #[serde(with = "values::size")]
-    pub decoded: u64,
+    #[serde(with = "values::auto_size")]
+    pub decoded: Option<u64>,
     /// Size of the cache of files as stored.
-    #[serde(with = "values::size")]
-    pub stored: u64,
+    #[serde(with = "values::auto_size")]
+    pub stored: Option<u64>,
     /// Eviction policy.
     pub policy: EvictionPolicy,
     /// Policy for comparing cached attributes with their file.
@@ -516,8 +566,8 @@ macro_rules! section_defaults {
 }
 
 section_defaults!(
-    server: ServerConfig, tls: TlsConfig, container_defaults: ContainerDefaults, limits: LimitsConfig,
-    clients: ClientsConfig, cache: CacheConfig, access: AccessConfig, jwt: JwtConfig, cors: CorsConfig,
+    server: ServerConfig, tls: TlsConfig, container_defaults: ContainerDefaults, memory: MemoryConfig,
+    limits: LimitsConfig, clients: ClientsConfig, cache: CacheConfig, access: AccessConfig, jwt: JwtConfig, cors: CorsConfig,
     compression: CompressionConfig, log: LogConfig, tracing: TracingConfig
 );
 

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::sections::{Config, ContainerConfig, DefaultAccess, EntityTagSource};
+use super::memory_bounds::BASELINE_BYTES;
+use super::sections::{Config, ContainerConfig, DefaultAccess, EntityTagSource, MemorySizes};
 use super::values;
 
 impl Config {
@@ -33,16 +34,11 @@ impl Config {
         if self.has_access_control() {
             self.write_access(&mut text);
         }
-        let size = values::size::format;
         let _ = write!(
             text,
-            "\nmemory      {} at most: caches {} decoded, {} stored; budgets {} slices, {} decoding, {} transfer; {} threads",
-            size(self.memory_bound_bytes()),
-            size(self.cache.decoded),
-            size(self.cache.stored),
-            size(self.limits.slice_budget),
-            size(self.limits.decode_budget),
-            size(self.limits.transfer_budget),
+            "\nmemory      {}MiB at most: {}; {} threads",
+            self.memory_bound_bytes().div_ceil(1 << 20),
+            self.sizes_summary(),
             self.threads(),
         );
         let _ = write!(
@@ -52,22 +48,55 @@ impl Config {
             self.max_connections_bytes().div_ceil(1 << 20)
         );
         let _ = write!(text, "\nsockets     up to {} MiB more, in the kernel", self.sockets_bytes().div_ceil(1 << 20));
+        let _ = write!(
+            text,
+            "\nlimit       {} MiB for all of these and {} MiB for the program ({})",
+            self.memory_limit_bytes() >> 20,
+            BASELINE_BYTES >> 20,
+            self.memory_limit_origin()
+        );
         text
+    }
+
+    /// Returns the sizes of caches and budgets, for people.
+    pub fn sizes_summary(&self) -> String {
+        let size = values::size::format;
+        let MemorySizes { decoded_cache, stored_cache, slice_budget, decode_budget, transfer_budget } =
+            self.memory_sizes();
+        format!(
+            "caches {} decoded, {} stored; budgets {} slices, {} decoding, {} transfer",
+            size(decoded_cache),
+            size(stored_cache),
+            size(slice_budget),
+            size(decode_budget),
+            size(transfer_budget),
+        )
     }
 
     fn write_container(&self, container: &ContainerConfig, text: &mut String) {
         let slash = if container.name.is_empty() { "" } else { "/" };
         let _ = write!(
             text,
-            "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {}{}{})",
-            self.server.base_path,
-            container.name,
-            container.root,
-            container.cache_control,
-            container.symlinks.name(),
-            if container.must_be_mount { ", must be a mount" } else { "" },
-            if container.entity_tag == EntityTagSource::Inode { ", entity tags by inode" } else { "" },
+            "\nserves      {}/{}{slash} from {} (cache-control {}",
+            self.server.base_path, container.name, container.root, container.cache_control,
         );
+        if !container.is_remote() {
+            let _ = write!(
+                text,
+                ", symlinks {}{}{}",
+                container.symlinks.name(),
+                if container.must_be_mount { ", must be a mount" } else { "" },
+                if container.entity_tag == EntityTagSource::Inode { ", entity tags by inode" } else { "" },
+            );
+        }
+        if container.immutable {
+            text.push_str(", immutable");
+        } else if let Some(missing) = container.missing_policy() {
+            let metadata = container.metadata_policy(self.cache.recheck_cached_metadata);
+            let data = container.data_policy(self.cache.recheck_cached_data);
+            let _ = write!(text, ", compared with the store: attributes {metadata}, blocks {data}, missing {missing}");
+        }
+        text.push(')');
     }
 
     fn write_access(&self, text: &mut String) {
@@ -99,5 +128,22 @@ mod tests {
         };
         config = Config::load(&sources).unwrap();
         insta::assert_snapshot!(config.summary());
+    }
+
+    #[test]
+    fn the_summary_of_a_remote_container_shows_its_freshness() {
+        let summary = |root: &str, set: &[&str]| {
+            let sources = ConfigSources {
+                roots: vec![(String::new(), root.into())],
+                set: set.iter().map(|setting| (*setting).to_owned()).collect(),
+                ..ConfigSources::default()
+            };
+            Config::load(&sources).unwrap().summary()
+        };
+        let of_bucket = summary("s3://bucket/em.n5", &["container_defaults.recheck_cached_data=2h"]);
+        let freshness = "(cache-control revalidate, compared with the store: attributes 1m, blocks 2h, missing 1m)";
+        assert!(of_bucket.contains(freshness), "{of_bucket}");
+        let immutable = summary("s3://bucket/em.n5", &["container_defaults.immutable=true"]);
+        assert!(immutable.contains("(cache-control revalidate, immutable)"), "{immutable}");
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use super::sections::{Config, ContainerSettings, JwtConfig};
+use super::root_address::{Provider, RootAddress};
+use super::sections::{Config, ContainerConfig, ContainerDefaults, ContainerSettings, JwtConfig};
 use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
 
 /// Name of the attributes file at the root of a container. No container may be named so, because both would have the
@@ -90,6 +91,7 @@ impl Config {
         check("server.base_path", validate_base_path(&self.server.base_path));
         check("log.level", validate_log_level(&self.log.level));
         validate_ranges(self, &mut check);
+        check("memory.limit", self.validate_memory_limit(MAX_BUDGET_BYTES));
         check("tracing.otlp_endpoint", validate_url(&self.tracing.otlp_endpoint));
         check("container_defaults.cache_control", validate_cache_control(self.container_defaults.cache_control));
         for (key, result) in self.container_defaults.freshness_and_store().validate() {
@@ -129,16 +131,22 @@ fn validate_ranges(config: &Config, check: &mut impl FnMut(&str, Result<(), Stri
     }
     for (key, value, min, max) in [
         ("limits.slice", config.limits.slice, 1, u64::MAX),
-        ("limits.slice_budget", config.limits.slice_budget, MIB, MAX_BUDGET_BYTES),
-        ("limits.decode_budget", config.limits.decode_budget, MIB, MAX_BUDGET_BYTES),
-        ("limits.transfer_budget", config.limits.transfer_budget, MIB, MAX_BUDGET_BYTES),
         ("limits.attributes", config.limits.attributes, 1024, 16 * MIB),
         ("clients.bytes_per_second", config.clients.bytes_per_second, 0, MAX_BUDGET_BYTES),
         ("clients.burst", config.clients.burst, 64 * 1024, MAX_BUDGET_BYTES),
-        ("cache.decoded", config.cache.decoded, 0, MAX_BUDGET_BYTES),
-        ("cache.stored", config.cache.stored, 0, MAX_BUDGET_BYTES),
     ] {
         check(key, check_range(&value, &min, &max, |bytes| values::size::format(*bytes)));
+    }
+    for (key, size, min) in [
+        ("limits.slice_budget", config.limits.slice_budget, MIB),
+        ("limits.decode_budget", config.limits.decode_budget, MIB),
+        ("limits.transfer_budget", config.limits.transfer_budget, MIB),
+        ("cache.decoded", config.cache.decoded, 0),
+        ("cache.stored", config.cache.stored, 0),
+    ] {
+        if let Some(size) = size {
+            check(key, check_range(&size, &min, &MAX_BUDGET_BYTES, |bytes| values::size::format(*bytes)));
+        }
     }
     for (key, value, min, max) in [
         ("server.max_connections", config.server.max_connections, 1, 1_000_000),
@@ -404,6 +412,9 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
         {
             fault("cache_control", message);
         }
+        for (key, message) in useless_settings(container, &config.container_defaults) {
+            fault(key, message.to_owned());
+        }
         if name.is_empty() {
             if config.containers.len() > 1 {
                 let file_name = container.root.local_path().and_then(Path::file_name);
@@ -435,10 +446,29 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
     }
 }
 
+/// Returns the settings of a container that its root cannot have, and the reasons. Settings that come from
+/// `container_defaults` are for the other containers.
+fn useless_settings(
+    container: &ContainerConfig,
+    defaults: &ContainerDefaults,
+) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let provider = match &container.root {
+        RootAddress::Remote(root) => Some(root.provider),
+        RootAddress::Local(_) => None,
+    };
+    let can_pay = matches!(provider, None | Some(Provider::S3 | Provider::Google));
+    let must_be_mount = container.must_be_mount && !defaults.must_be_mount && provider.is_some();
+    let requester_pays = container.store.requester_pays && !defaults.store.requester_pays && !can_pay;
+    let mount = (
+        "must_be_mount",
+        "the root is no directory of this machine, on which a file system could be mounted: leave it out",
+    );
+    let pays = ("store.requester_pays", "only stores of S3 and Google charge the requester: leave it out");
+    [must_be_mount.then_some(mount), requester_pays.then_some(pays)].into_iter().flatten()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::root_address::RootAddress;
-    use super::super::sections::ContainerConfig;
     use super::*;
 
     fn keys(config: &Config) -> Vec<String> {
@@ -531,6 +561,27 @@ mod tests {
     }
 
     #[test]
+    fn settings_that_a_root_cannot_have_are_refused_unless_they_are_defaults() {
+        let faults = |root: &str, set_defaults: bool| {
+            let mut config = with_names(&["em"]);
+            config.containers[0].root = RootAddress::parse(root.as_ref()).unwrap();
+            config.containers[0].must_be_mount = true;
+            config.containers[0].store.requester_pays = true;
+            if set_defaults {
+                config.container_defaults.must_be_mount = true;
+                config.container_defaults.store.requester_pays = true;
+            }
+            keys(&config)
+        };
+        let (mount, pays) = ("containers[0].must_be_mount", "containers[0].store.requester_pays");
+        assert_eq!(faults("https://example.org/em.n5", false), [mount, pays]);
+        assert_eq!(faults("az://em/em.n5", false), [mount, pays]);
+        assert_eq!(faults("gs://em/em.n5", false), [mount]);
+        assert_eq!(faults("/data/em.n5", false), Vec::<String>::new());
+        assert_eq!(faults("https://example.org/em.n5", true), Vec::<String>::new());
+    }
+
+    #[test]
     fn a_certificate_needs_its_key_and_an_address() {
         let mut config = Config::default();
         config.tls.certificate = "/run/tls.crt".into();
@@ -578,13 +629,13 @@ mod tests {
     #[test]
     fn budgets_counts_and_timeouts_have_bounds() {
         let mut config = Config::default();
-        config.limits.slice_budget = MIB - 1;
+        config.limits.slice_budget = Some(MIB - 1);
         config.limits.decode_factor = 0;
         config.limits.concurrent_requests = 0;
         config.server.max_connections = usize::MAX;
         config.server.request_timeout = Duration::MAX;
         config.server.header_timeout = Duration::ZERO;
-        config.cache.decoded = u64::MAX;
+        config.cache.decoded = Some(u64::MAX);
         let mut invalid_keys = keys(&config);
         invalid_keys.sort();
         assert_eq!(

@@ -244,6 +244,49 @@ impl fmt::Display for RevalidationPolicy {
     }
 }
 
+/// Maximum memory of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub enum MemoryLimit {
+    /// A quarter of the system's memory, but not less than [`Self::Least`].
+    Auto,
+    /// As much as the other settings need if each cache and budget that shares the limit has its least size.
+    Least,
+    /// This number of bytes.
+    Bytes(u64),
+}
+
+impl<'de> Deserialize<'de> for MemoryLimit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // A size may be written as a number.
+        parse_text(deserializer, str::parse)
+    }
+}
+
+impl FromStr for MemoryLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "least" => Ok(Self::Least),
+            other => {
+                size::parse(other).map(Self::Bytes).map_err(|message| format!("{message}; or \"auto\" or \"least\""))
+            }
+        }
+    }
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Least => f.write_str("least"),
+            Self::Bytes(bytes) => f.write_str(&size::format(*bytes)),
+        }
+    }
+}
+
 /// Policies for comparing cached entries, or `auto`, which is `None`.
 pub(super) mod auto_policy {
     use serde::{Deserializer, Serializer};
@@ -262,6 +305,22 @@ pub(super) mod auto_policy {
         deserializer: D,
     ) -> Result<Option<RevalidationPolicy>, D::Error> {
         crate::config::values::parse_text(deserializer, |text| crate::config::values::parse_auto(text, str::parse))
+    }
+}
+
+/// Sizes in bytes, or `auto`, which is `None`.
+pub(super) mod auto_size {
+    use serde::{Deserializer, Serializer};
+
+    use crate::config::values::{parse_auto, parse_text, serialize_auto, size};
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+    pub(crate) fn serialize<S: Serializer>(bytes: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+        serialize_auto(bytes.map(size::format), serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+        parse_text(deserializer, |text| parse_auto(text, size::parse))
     }
 }
 
@@ -316,7 +375,7 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(ListenAddress, CacheControl, RevalidationPolicy);
+as_text!(ListenAddress, CacheControl, RevalidationPolicy, MemoryLimit);
 
 #[cfg(test)]
 mod tests {
@@ -376,6 +435,9 @@ mod tests {
         }
         for text in ["always", "never", "10s"] {
             assert_eq!(text.parse::<RevalidationPolicy>().unwrap().to_string(), text);
+        }
+        for text in ["auto", "least", "1536MiB"] {
+            assert_eq!(text.parse::<MemoryLimit>().unwrap().to_string(), text);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::cache::{
     AttributesCache, BlockCache, Budget, CACHED_ATTRIBUTES_BYTES, FreshnessPolicy, KnownMissing, MemoryPermit,
     ObjectCache, ReadError, RevalidationPolicy,
 };
-use crate::config::{self, Config};
+use crate::config::{self, Config, MemorySizes};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::telemetry::metrics::{self, BudgetLabel, CacheLabel};
 use n5_format::Codecs;
@@ -52,17 +52,19 @@ pub struct Settings {
 impl Settings {
     /// Returns the settings of a configuration.
     pub fn new(config: &Config) -> Self {
+        let MemorySizes { decoded_cache, stored_cache, slice_budget, decode_budget, transfer_budget } =
+            config.memory_sizes();
         Self {
-            decoded_cache: config.cache.decoded,
-            stored_cache: config.cache.stored,
+            decoded_cache,
+            stored_cache,
             use_tiny_lfu: config.cache.policy == config::EvictionPolicy::TinyLfu,
             recheck_metadata: config.cache.recheck_cached_metadata,
             recheck_data: config.cache.recheck_cached_data,
             recheck_missing: None,
             max_slice_bytes: config.limits.slice,
-            slice_budget: config.limits.slice_budget,
-            decode_budget: config.limits.decode_budget,
-            transfer_budget: config.limits.transfer_budget,
+            slice_budget,
+            decode_budget,
+            transfer_budget,
             decode_factor: config.limits.decode_factor,
             max_attributes_bytes: config.limits.attributes,
             budget_wait: config.limits.budget_wait,
@@ -232,6 +234,11 @@ impl Resources {
     /// Returns the CPU pool.
     pub fn cpu(&self) -> &CpuPool {
         &self.cpu
+    }
+
+    /// Forgets all names that are known to be missing, and frees their memory.
+    pub fn forget_missing_names(&self) {
+        self.known_missing.clear();
     }
 
     /// Gives idle pooled buffers back to the system. Must be called a few times a second.

@@ -30,6 +30,7 @@ use crate::telemetry::metrics;
 use access_control::{access_line, access_warnings};
 pub use access_control::{check_rules, open_access_control};
 pub(crate) use mounts::{mount, open_store};
+pub use process_memory::system_memory;
 use process_memory::trim_periodically;
 pub use reload::Reloader;
 use reload::ServerState;
@@ -155,6 +156,10 @@ impl Server {
             "serving {containers}; caches, budgets and threads take at most {bound_mib} MiB, {connections} connections {connections_mib} MiB more, \
              sockets {sockets_mib} MiB in the kernel"
         ));
+        let memory_limit_bytes = config.memory_limit_bytes();
+        let memory_limit_origin = config.memory_limit_origin();
+        let sizes = config.sizes_summary();
+        lines.push(format!("memory limit {} MiB, {memory_limit_origin}: {sizes}", memory_limit_bytes >> 20));
         lines.extend(self.notices.iter().cloned());
         if config.containers.is_empty() {
             lines.push(demo::tour(&self.local_url().unwrap_or(url.clone())));
@@ -165,7 +170,17 @@ impl Server {
         // the log has the same information.
         let _ = out.write_all(lines.join("\n").as_bytes()).and_then(|()| out.flush());
         drop(out);
-        tracing::info!(%url, containers, viewer, memory_bound_bytes, connections_bytes, sockets_bytes, "listening");
+        tracing::info!(
+            %url,
+            containers,
+            viewer,
+            memory_bound_bytes,
+            connections_bytes,
+            sockets_bytes,
+            memory_limit_bytes,
+            memory_limit_origin,
+            "listening"
+        );
         metrics::memory_bound(memory_bound_bytes);
         process_memory::warn_if_below_need(config);
     }

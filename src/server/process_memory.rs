@@ -4,34 +4,38 @@ use std::path::Path;
 use std::sync::Weak;
 use std::time::Duration;
 
-use crate::config::Config;
+use crate::config::{Config, SystemMemory, SystemMemorySource};
 use crate::container::Resources;
 use crate::runtime::allocator;
 use crate::runtime::cpu_pool::{CpuPool, Priority};
 
-/// Memory in addition to caches, budgets and connections: code, threads, and what the allocator retains.
-const BASELINE_BYTES: u64 = 64 << 20;
-
 /// Interval at which memory that the allocator retains is returned to the system.
 const TRIM_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Returns the maximum memory that the process may take, in bytes.
-pub(super) fn max_process_bytes(config: &Config) -> u64 {
-    let bound = config.memory_bound_bytes();
-    [config.max_connections_bytes(), config.sockets_bytes(), BASELINE_BYTES]
-        .into_iter()
-        .fold(bound, u64::saturating_add)
+/// Returns the memory that the system has for this process: the lowest limit of its control groups, or the memory of the
+/// machine if that is less. Returns `None` if neither can be read.
+pub fn system_memory() -> Option<SystemMemory> {
+    let machine = read(Path::new("/proc/meminfo")).and_then(|text| total_memory_bytes(&text));
+    let machine = machine.map(|bytes| SystemMemory { bytes, source: SystemMemorySource::Machine });
+    let group = cgroup_memory_limit().map(|bytes| SystemMemory { bytes, source: SystemMemorySource::ControlGroup });
+    machine.into_iter().chain(group).min_by_key(|memory| memory.bytes)
+}
+
+/// Returns the number of bytes in the line `MemTotal` of `/proc/meminfo` (proc_meminfo(5)).
+fn total_memory_bytes(text: &str) -> Option<u64> {
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    total.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Logs a warning if the system's limit is lower than the maximum memory of this process.
 pub(super) fn warn_if_below_need(config: &Config) {
-    let needed = max_process_bytes(config);
+    let needed = config.max_process_bytes();
     if let Some(limit) = cgroup_memory_limit().filter(|limit| *limit < needed) {
         tracing::warn!(
             limit_bytes = limit,
             needed_bytes = needed,
             "the system ends this process under load: its memory limit is below what caches, budgets, threads and \
-             connections may take; raise it, or lower [cache], the budgets of [limits], server.threads or \
+             connections may take; raise it, or lower memory.limit, [cache], the budgets of [limits], server.threads or \
              server.max_connections"
         );
     }
@@ -86,6 +90,15 @@ pub(super) async fn trim_periodically(resources: Weak<Resources>, cpu: CpuPool) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_of_the_machine_is_read_in_kilobytes() {
+        let text = "MemFree:          123 kB\nMemTotal:       16308240 kB\nSwapTotal: 5 kB\n";
+        assert_eq!(total_memory_bytes(text), Some(16_308_240 << 10));
+        for text in ["", "MemTotal: 12", "MemTotal: many kB", "MemTotal: 99999999999999999999 kB"] {
+            assert_eq!(total_memory_bytes(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn the_lowest_limit_of_all_ancestor_groups_counts() {

@@ -87,6 +87,9 @@ impl Reloader {
     async fn apply(&self, mut config: Config) -> anyhow::Result<String> {
         let mut state = self.state.lock().await;
         let changed = revert_restart_only(&mut config, &state.config)?;
+        config.keep_memory_sizes(&state.config);
+        // With the settings that only a restart changes, the configuration may need more memory than it did alone.
+        config.check_memory_limit()?;
         check_complete(&config, &state.config)?;
         let control = reload_access_control(&config, &state).await?;
         let settings = Settings::new(&config);
@@ -110,10 +113,14 @@ impl Reloader {
     fn install(&self, state: &mut ServerState, next: ServerState) {
         let previous = std::mem::replace(state, next);
         state.resources.apply_budgets();
+        if !state.config.remembers_missing() {
+            // Its memory is not announced any more.
+            state.resources.forget_missing_names();
+        }
         let app = self.snapshot().app.reconfigured(state.mount_list(), Arc::clone(&state.resources), state.options());
         self.snapshot_tx.send_replace(ServingSnapshot::new(state.config.clone(), app));
         metrics::memory_bound(state.config.memory_bound_bytes());
-        if process_memory::max_process_bytes(&state.config) != process_memory::max_process_bytes(&previous.config) {
+        if state.config.max_process_bytes() != previous.config.max_process_bytes() {
             process_memory::warn_if_below_need(&state.config);
         }
         if !Arc::ptr_eq(&previous.resources, &state.resources) {
@@ -298,7 +305,7 @@ mod tests {
         }
         let replaced = (Arc::downgrade(&reloader.snapshot()), Arc::downgrade(&reloader.snapshot().app));
         let mut next = config();
-        next.cache.decoded = 1 << 20;
+        next.cache.decoded = Some(1 << 20);
         reloader.reload(move || Ok(next)).await;
         let freed = async {
             while replaced.0.strong_count() + replaced.1.strong_count() > 0 {

@@ -61,7 +61,8 @@ class Server:
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [str(part) for part in command], stdout=subprocess.PIPE, stderr=log, user=user,
-                env=own | {"RUST_BACKTRACE": "1"} | (environment or {}),
+                # The least memory, so that caches and budgets have the same sizes on every machine.
+                env=own | {"RUST_BACKTRACE": "1", "N5_MEMORY__LIMIT": "least"} | (environment or {}),
             )
         line = self.process.stdout.readline().decode()
         found = re.fullmatch(r"n5-server \S+ listening on (\S+)\n", line)

@@ -48,6 +48,8 @@ def check_memory(config, limit):
     """Check the configuration, and that the limit covers the memory that it announces."""
     command = [str(support.binary()), "--check-config", "--config", str(config)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("N5_")}
+    # This machine may have more memory than the container for which the limit is meant.
+    environment["N5_MEMORY__LIMIT"] = "least"
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert printed.returncode == 0, printed.stderr
     terms = re.search(r"memory +(\d+)MiB[\s\S]* up to (\d+) MiB more\nsockets +up to (\d+) MiB more", printed.stdout)

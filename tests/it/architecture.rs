@@ -58,7 +58,10 @@ const ORDER: &[(&str, &str)] = &[
     ),
     ("cli", "run healthcheck inspect serve verify command_help arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),
-    ("config", "load roots memory_bounds summary validate sections store_settings root_address values similar"),
+    (
+        "config",
+        "load roots summary memory_sizes memory_bounds validate sections store_settings root_address values similar",
+    ),
     (
         "conn",
         "listener connections hyper_connection fast_connection header_filter http2 connection_memory peers reply_writer serving_snapshot signals tls metered_socket send_queue so_meminfo socket threshold_pool workers",

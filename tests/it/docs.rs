@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use n5_format::{Codecs, DataType};
-use n5_server::config::{Config, ConfigSources, DEFAULTS};
+use n5_server::config::{Config, ConfigSources, DEFAULTS, MemorySizes};
 use n5_server::demo;
 use n5_server::http::problem::PROBLEM_TYPES;
 use n5_server::http::route::endpoints;
@@ -240,10 +240,27 @@ fn the_documented_memory_for_viewers_matches_the_announced_memory() {
         config.server.max_connections = row[1].parse().unwrap();
         config.limits.concurrent_requests = row[1].parse().unwrap();
         let (number, unit) = row[2].split_once(' ').unwrap();
-        config.cache.decoded = number.parse::<u64>().unwrap() << if unit == "GiB" { 30 } else { 20 };
+        config.cache.decoded = Some(number.parse::<u64>().unwrap() << if unit == "GiB" { 30 } else { 20 });
         let announced = [config.memory_bound_bytes(), config.max_connections_bytes(), config.sockets_bytes()];
         let sum = announced.iter().map(|bytes| bytes >> 20).sum::<u64>() + REST_MIB;
         assert_eq!(row[3], format!("{sum} MiB"), "{} viewers", row[0]);
+    }
+}
+
+#[test]
+fn the_documented_shares_of_the_memory_limit_are_those_of_the_server() {
+    let mut config = Config::default();
+    config.server.threads = 2;
+    let operations = read("docs/OPERATIONS.md");
+    let rows = rows(&operations, "`memory.limit`");
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let limit = if row[0] == "least" { "least".to_owned() } else { row[0].replace(' ', "") };
+        config.memory.limit = limit.parse().unwrap();
+        let MemorySizes { decoded_cache, stored_cache, slice_budget, decode_budget, transfer_budget } =
+            config.memory_sizes();
+        let sizes = [decoded_cache, stored_cache, slice_budget, decode_budget, transfer_budget];
+        assert_eq!(row[1..=5], sizes.map(|size| format!("{} MiB", size >> 20)), "{limit}");
     }
 }
 

@@ -316,7 +316,7 @@ async fn evicted_blocks_are_read_again() {
     for block in 0..64 {
         n5.file(&format!("v/9/{block}"), vec![block; 40_000]);
     }
-    let server = serve(&n5, |config| config.cache.stored = 1 << 20).await;
+    let server = serve(&n5, |config| config.cache.stored = Some(1 << 20)).await;
     let mut client = Http1Client::connect(&server).await;
     for _ in 0..3 {
         for block in 0..64 {
@@ -437,7 +437,7 @@ async fn a_file_evicted_from_the_page_cache_is_sent_completely() {
     n5.file("v/1/1", &bytes);
     let file = std::fs::File::open(n5.root().join("v/1/1")).unwrap();
     file.sync_all().unwrap();
-    let server = serve(&n5, |config| config.cache.stored = 0).await;
+    let server = serve(&n5, |config| config.cache.stored = Some(0)).await;
     for _ in 0..3 {
         assert_eq!(std::fs::read(n5.root().join("v/1/1")).unwrap(), bytes);
         let mut client = Http1Client(unread_connection(&server, false, &[]).await);
@@ -452,7 +452,7 @@ async fn a_file_evicted_from_the_page_cache_is_sent_completely() {
 #[tokio::test]
 async fn a_file_written_while_it_is_sent_is_cut_off() {
     let n5 = container();
-    let server = serve(&n5, |config| config.cache.stored = 0).await;
+    let server = serve(&n5, |config| config.cache.stored = Some(0)).await;
     let path = n5.root().join("v/1/1");
     let mut cut_off = 0;
     for change in ["shorter", "other bytes", "longer"] {
@@ -484,7 +484,7 @@ async fn a_file_written_while_it_is_sent_is_cut_off() {
 async fn metadata_changes_do_not_interrupt_sending_a_file() {
     use std::os::unix::fs::PermissionsExt;
     let n5 = container();
-    let server = serve(&n5, |config| config.cache.stored = 0).await;
+    let server = serve(&n5, |config| config.cache.stored = Some(0)).await;
     n5.file("v/1/1", vec![1; LARGE]);
     let path = n5.root().join("v/1/1");
     let changes: [&dyn Fn(); 3] = [
@@ -504,7 +504,7 @@ async fn metadata_changes_do_not_interrupt_sending_a_file() {
 #[tokio::test]
 async fn the_end_of_a_file_is_sent_without_delay() {
     let n5 = container();
-    let server = serve(&n5, |config| config.cache.stored = 0).await;
+    let server = serve(&n5, |config| config.cache.stored = Some(0)).await;
     let_files_settle();
     let mut client = Http1Client::connect(&server).await;
     let mut late = 0;

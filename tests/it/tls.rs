@@ -238,7 +238,7 @@ async fn http_2_is_served_if_alpn_selects_it() {
 
 #[tokio::test]
 async fn large_responses_are_sent_byte_for_byte() {
-    let secure = TlsServer::start(|config| config.limits.slice_budget = 4 << 20).await;
+    let secure = TlsServer::start(|config| config.limits.slice_budget = Some(4 << 20)).await;
     // Requests a stored file twice: first from the storage, then from the cache if it is cached.
     for _ in 0..2 {
         let (head, body) = ask(&secure, "/v/9/9/9").await;

@@ -29,7 +29,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
-    command.args(arguments).stdin(Stdio::null());
+    // The same budgets on every machine.
+    command.args(arguments).env("N5_MEMORY__LIMIT", "least").stdin(Stdio::null());
     command
 }
 

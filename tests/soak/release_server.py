@@ -43,7 +43,9 @@ class Server:
     def __init__(self, program, root, *arguments, cores=None):
         """Start the server. `cores` are the cores that it may use, by default all."""
         before = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
-        command = [*before, program, root, "--listen", "127.0.0.1:0", "--set", "log.level=error", *arguments]
+        command = [*before, program, root, "--listen", "127.0.0.1:0", "--set", "log.level=error"]
+        # The least memory, so that caches and budgets have the same sizes on every machine.
+        command += ["--set", "memory.limit=least", *arguments]
         self.process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
         self.port = int(re.search(r":(\d+)/?$", self.process.stdout.readline().strip()).group(1))
         announced = self.process.stdout.readline()

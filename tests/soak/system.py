@@ -221,6 +221,8 @@ budget_wait = "{budget_wait}"
 [cache]
 decoded = "{decoded}"
 stored = "{stored}"
+[memory]
+limit = "least"
 [log]
 format = "json"
 {more}"""

@@ -62,12 +62,18 @@ const DEFAULT_REGION: &str = "us-east-1";
 /// Maximum number of bytes of a body that is read only to use its connection again.
 const MAX_DISCARDED_BYTES: usize = 256 << 10;
 
-/// Maximum size of an object whose length a server does not announce. Such objects are read into memory of the store,
-/// because the memory of the caller cannot be taken in advance.
+/// [`config::MAX_UNANNOUNCED_BYTES`](crate::config::MAX_UNANNOUNCED_BYTES) as a length.
 const MAX_UNANNOUNCED_BYTES: usize = 1 << 20;
 
-/// Maximum number of objects without an announced length that are in memory of the store at once.
+/// [`config::UNANNOUNCED_OBJECTS`](crate::config::UNANNOUNCED_OBJECTS) as a number of permits.
 const UNANNOUNCED_OBJECTS: usize = 16;
+
+const _: () = assert!(
+    MAX_UNANNOUNCED_BYTES as u64 == crate::config::MAX_UNANNOUNCED_BYTES
+        && UNANNOUNCED_OBJECTS as u64 == crate::config::UNANNOUNCED_OBJECTS
+        && LISTING_BYTES_PER_STORE as u64 == crate::config::STORE_LISTING_BYTES,
+    "the announced memory is that of the store"
+);
 
 /// Time for which an object that was readable shows that the store is well.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
@@ -148,7 +154,8 @@ impl RemoteStore {
         let region = region.or(credentials.region).unwrap_or_else(|| DEFAULT_REGION.to_owned());
         let account = credentials.account.as_deref();
         let location = Location::new(root, settings, &region, account)?;
-        let signer = credentials.source.signer(root.provider, &region, settings.requester_pays, account)?;
+        let project = credentials.project.as_deref();
+        let signer = credentials.source.signer(root.provider, &region, settings.requester_pays, account, project)?;
         if location.is_exposed() && !signer.is_anonymous() {
             return Err("credentials are not sent over plain http to another machine; use https, or \
                         store.credentials = \"none\""
@@ -168,7 +175,12 @@ impl RemoteStore {
         let service = UpstreamService::new(SignedService { http, signer }, upstream, bucket, counters);
         let client = StoreClient::new(location, service, call_timeout);
         let store = Self::new(client, settings.missing_403, lister);
-        store.probe().await.map_err(|error| error.to_string())?;
+        store.probe().await.map_err(|error| match &error {
+            StoreError::Io { .. } | StoreError::Timeout(..) => {
+                format!("the store cannot be used, check the address, store.endpoint and the network: {error}")
+            }
+            _ => error.to_string(),
+        })?;
         Ok(store)
     }
 
@@ -532,12 +544,16 @@ async fn ask_for_region(http: &HttpClient, endpoint: &str, bucket: &str, timeout
     let request = Request::head(url).body(Full::<Bytes>::default());
     let request = request.map_err(|error| format!("the name of the bucket is not valid: {error}"))?;
     let response = tokio::time::timeout(timeout, http.send(request)).await;
-    let response = response.map_err(|_elapsed| "Amazon does not answer".to_owned())?;
+    let response = response.map_err(|_elapsed| {
+        "Amazon does not say in which region the bucket is; check the network, or set store.region".to_owned()
+    })?;
     let response = response.map_err(|error| format!("cannot ask Amazon for the region of the bucket: {error}"))?;
     let region = response.headers().get("x-amz-bucket-region").and_then(|region| region.to_str().ok());
     match region {
         Some(region) => Ok(region.to_owned()),
-        None if response.status() == StatusCode::NOT_FOUND => Err(format!("there is no bucket {bucket:?}")),
+        None if response.status() == StatusCode::NOT_FOUND => {
+            Err(format!("there is no bucket {bucket:?}; check the address of the container"))
+        }
         None => Err(format!("the region of the bucket {bucket:?} is unknown; set store.region")),
     }
 }

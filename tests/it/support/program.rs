@@ -79,6 +79,8 @@ impl Program {
                 command.env_remove(name);
             }
         }
+        // The same sizes on every machine.
+        command.env("N5_MEMORY__LIMIT", "least");
         command.args(arguments).args(["--set", "server.listen=127.0.0.1:0"]).envs(environment.to_vec());
         command.stdout(Stdio::piped()).stderr(file_of_log.map_or_else(Stdio::piped, Stdio::from));
         let mut child = command.spawn().unwrap();
