@@ -1,18 +1,31 @@
 //! Resolution of host names. Addresses on the local link are dropped after the name has been resolved, so that no name
 //! can lead to them.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::vec;
 
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
 use hyper_util::client::legacy::connect::dns::Name;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tower::Service;
 
 /// Number of names that are resolved at the same time. Each needs a thread until the system answers.
-static RESOLUTIONS: Semaphore = Semaphore::const_new(16);
+static THREADS: Semaphore = Semaphore::const_new(16);
+
+/// Resolutions in progress. Each name is resolved once for all who wait for it, so that the requests to a host whose
+/// resolution hangs keep one thread and not all.
+static IN_PROGRESS: Mutex<BTreeMap<String, Resolution>> = Mutex::new(BTreeMap::new());
+
+/// Addresses of a name, or the kind and the text of an error.
+type Resolved = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
+
+/// A resolution, to which any number of requests may wait.
+type Resolution = Shared<oneshot::Receiver<Resolved>>;
 
 /// Stack of a thread that resolves a name.
 const STACK_BYTES: usize = 512 << 10;
@@ -52,6 +65,52 @@ pub(super) fn link_local_error(host: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
+/// Resolves a name, and shares the resolution with all who ask for the same name meanwhile.
+async fn resolve(name: String, system: fn(&str) -> io::Result<Vec<SocketAddr>>) -> Result<Vec<SocketAddr>, io::Error> {
+    let running = in_progress().get(&name).cloned();
+    let resolution = match running {
+        Some(resolution) => resolution,
+        None => start(name, THREADS.acquire().await.map_err(io::Error::other)?, system)?,
+    };
+    let resolved = resolution.await.map_err(io::Error::other)?;
+    resolved.map_err(|(kind, text)| io::Error::new(kind, text))
+}
+
+/// Starts the resolution of a name on a thread, unless another request has started it meanwhile.
+fn start(
+    name: String,
+    permit: SemaphorePermit<'static>,
+    system: fn(&str) -> io::Result<Vec<SocketAddr>>,
+) -> io::Result<Resolution> {
+    let mut in_progress = in_progress();
+    if let Some(resolution) = in_progress.get(&name) {
+        return Ok(resolution.clone());
+    }
+    let (sender, receiver) = oneshot::channel();
+    let host = name.clone();
+    let work = move || {
+        // Those who ask after the answer cause a new resolution. The permit is held until the system answers. The entry
+        // is removed even if the system's function panics.
+        let entry = scopeguard::guard((host.clone(), permit), |(host, _)| drop(self::in_progress().remove(&host)));
+        let resolved = system(&host).map_err(|error| (error.kind(), error.to_string()));
+        drop(entry);
+        let _ = sender.send(resolved);
+    };
+    std::thread::Builder::new().name("resolve".to_owned()).stack_size(STACK_BYTES).spawn(work)?;
+    let resolution = receiver.shared();
+    in_progress.insert(name, resolution.clone());
+    Ok(resolution)
+}
+
+/// Asks the system for the addresses of a name, which may take long.
+fn ask_system(host: &str) -> io::Result<Vec<SocketAddr>> {
+    Ok((host, 0).to_socket_addrs()?.collect())
+}
+
+fn in_progress() -> MutexGuard<'static, BTreeMap<String, Resolution>> {
+    IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Resolves names by the system's resolver, each on a thread of its own.
 ///
 /// The threads are not those of `spawn_blocking`, which panics if the system cannot start one.
@@ -72,17 +131,7 @@ impl Service<Name> for CheckedResolver {
     fn call(&mut self, name: Name) -> Self::Future {
         let allows_link_local = self.allows_link_local;
         Box::pin(async move {
-            let permit = RESOLUTIONS.acquire().await.map_err(io::Error::other)?;
-            let (sender, receiver) = oneshot::channel();
-            let host = name.as_str().to_owned();
-            let resolve = move || {
-                // The permit is held until the system answers, even if the caller has gone.
-                let _permit = permit;
-                let _ = sender.send((host.as_str(), 0).to_socket_addrs());
-            };
-            std::thread::Builder::new().name("resolve".to_owned()).stack_size(STACK_BYTES).spawn(resolve)?;
-            let addresses = receiver.await.map_err(io::Error::other)??;
-            let mut all: Vec<SocketAddr> = addresses.collect();
+            let mut all = resolve(name.as_str().to_owned(), ask_system).await?;
             if is_localhost(name.as_str()) {
                 all.retain(|address| address.ip().is_loopback());
             }
@@ -98,6 +147,9 @@ impl Service<Name> for CheckedResolver {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -120,6 +172,32 @@ mod tests {
         for host in ["", "10.0.0.1", "[::2]", "localhost.evil.org", "notlocalhost", "0.0.0.0", "127.0.0.1.evil.org"] {
             assert!(!is_loopback_host(host), "{host}");
         }
+    }
+
+    #[tokio::test]
+    async fn requests_to_one_host_share_a_resolution_and_keep_no_thread_from_other_hosts() {
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
+        static IS_ANSWERED: AtomicBool = AtomicBool::new(false);
+        fn hanging(_: &str) -> io::Result<Vec<SocketAddr>> {
+            CALLS.fetch_add(1, Ordering::Relaxed);
+            while !IS_ANSWERED.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(io::Error::new(io::ErrorKind::NotFound, "no such host"))
+        }
+        fn working(_: &str) -> io::Result<Vec<SocketAddr>> {
+            Ok(vec![SocketAddr::from(([192, 0, 2, 1], 0))])
+        }
+        let slow: Vec<_> = (0..64).map(|_| tokio::spawn(resolve("slow.test".to_owned(), hanging))).collect();
+        assert_eq!(resolve("other.test".to_owned(), working).await.unwrap().len(), 1);
+        IS_ANSWERED.store(true, Ordering::Relaxed);
+        for request in slow {
+            assert_eq!(request.await.unwrap().unwrap_err().kind(), io::ErrorKind::NotFound);
+        }
+        assert_eq!(CALLS.load(Ordering::Relaxed), 1);
+        // The next request asks again.
+        assert!(resolve("slow.test".to_owned(), hanging).await.is_err());
+        assert_eq!(CALLS.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
