@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
 use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzureBuilder};
 use object_store::client::CredentialProvider;
@@ -33,6 +34,12 @@ const AWS_WEB_IDENTITY: [&str; 2] = ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_AR
 
 /// Variable with the file of a service account of Google.
 const GOOGLE_FILE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
+
+/// Members of a file of Google's credentials that name a project, the preferred one first.
+const PROJECT_MEMBERS: [&str; 2] = ["quota_project_id", "project_id"];
+
+/// File of `gcloud auth application-default login`, below the home directory.
+const GCLOUD_FILE: &str = ".config/gcloud/application_default_credentials.json";
 
 /// Variables with a secret of Azure.
 const AZURE_SECRETS: [&str; 6] = [
@@ -64,6 +71,8 @@ pub(super) struct Credentials {
     pub(super) region: Option<String>,
     /// Storage account that the file or the environment names, for Azure.
     pub(super) account: Option<String>,
+    /// Project that pays for requests, for Google.
+    pub(super) project: Option<String>,
 }
 
 /// Credentials, before the region of the bucket is known.
@@ -72,7 +81,7 @@ pub(super) enum FoundSource {
     S3(Arc<dyn CredentialProvider<Credential = AwsCredential>>),
     Google(Arc<dyn CredentialProvider<Credential = GcpCredential>>),
     Azure(Arc<dyn CredentialProvider<Credential = AzureCredential>>),
-    Bearer(WatchedFiles<axum::http::HeaderValue>),
+    Bearer(WatchedFiles<HeaderValue>),
 }
 
 impl std::fmt::Debug for FoundSource {
@@ -88,24 +97,34 @@ impl std::fmt::Debug for FoundSource {
 }
 
 impl FoundSource {
-    /// Returns the signer for a store in `region`, or of the storage `account`.
+    /// Returns the signer for a store in `region`, or of the storage `account`. `project` pays for requests to Google.
     ///
     /// # Errors
-    /// Returns a message if the storage account is unknown.
+    /// Returns a message if the storage account or the paying project is unknown.
     pub(super) fn signer(
         self,
         provider: Provider,
         region: &str,
         requester_pays: bool,
         account: Option<&str>,
+        project: Option<&str>,
     ) -> Result<Signer, String> {
+        let can_pay = matches!(provider, Provider::S3 | Provider::Google);
         Ok(match self {
-            Self::Anonymous if requester_pays => {
+            Self::Anonymous if requester_pays && can_pay => {
                 return Err("store.requester_pays needs credentials: the store must know who pays".to_owned());
             }
             Self::Anonymous => Signer::Anonymous { is_azure: provider == Provider::Azure },
             Self::S3(credentials) => Signer::S3 { credentials, region: region.to_owned(), requester_pays },
-            Self::Google(credentials) => Signer::Google(credentials),
+            Self::Google(credentials) => {
+                let payer = project.filter(|_| requester_pays);
+                if requester_pays && payer.is_none() {
+                    return Err("store.requester_pays needs the project that pays; set GOOGLE_CLOUD_PROJECT".to_owned());
+                }
+                let payer = payer.map(HeaderValue::from_str).transpose();
+                let payer = payer.map_err(|_invalid| "the name of the project that pays is not valid".to_owned())?;
+                Signer::Google { credentials, payer }
+            }
             Self::Azure(credentials) => {
                 let account = account.ok_or("the storage account is unknown; set AZURE_STORAGE_ACCOUNT_NAME")?;
                 Signer::Azure { credentials, account: account.to_owned() }
@@ -150,7 +169,8 @@ pub(super) fn find(root: &RemoteRoot, settings: &StoreSettings, variables: &Vari
     } else {
         azure_account(variables)
     };
-    Ok(Credentials { source, region, account: root.account.clone().or(account) })
+    let project = finder.paying_project()?;
+    Ok(Credentials { source, region, account: root.account.clone().or(account), project })
 }
 
 fn azure_account(variables: &Variables) -> Option<String> {
@@ -180,6 +200,8 @@ impl Finder<'_> {
                 Some(path) => Some(self.of_file(Path::new(path))?),
                 None => None,
             },
+            // A token for one account must not be sent to another.
+            Provider::Azure if is_optional && self.is_foreign_account() => None,
             Provider::Azure if variables.has_any(&AZURE_SECRETS) => Some(self.azure(variables)?),
             Provider::Azure if variables.has_any(&[AZURE_WEB_IDENTITY]) => Some(self.of_web_identity()?),
             Provider::Azure | Provider::Http | Provider::Memory => None,
@@ -196,6 +218,35 @@ impl Finder<'_> {
                 Err("the environment names no credentials, but store.credentials = \"env\" asks for them".to_owned())
             }
         }
+    }
+
+    /// Returns the project that pays for requests to Google: that of the environment, or else that of the file with the
+    /// credentials.
+    fn paying_project(&self) -> Result<Option<String>, String> {
+        if self.root.provider != Provider::Google || !self.settings.requester_pays {
+            return Ok(None);
+        }
+        if let Some(project) = self.variables.get("GOOGLE_CLOUD_PROJECT") {
+            return Ok(Some(project.to_owned()));
+        }
+        let file = match &self.settings.credentials {
+            CredentialSource::File(path) => Some(path.clone()),
+            CredentialSource::Auto | CredentialSource::Env => self.variables.get(GOOGLE_FILE).map(PathBuf::from),
+            CredentialSource::None
+            | CredentialSource::Profile(_)
+            | CredentialSource::Instance
+            | CredentialSource::WebIdentity => None,
+        };
+        let Some(path) = file else { return Ok(None) };
+        let text = read_small_file(&path).map_err(|why| format!("{}: {why}", path.display()))?;
+        let document = serde_json::from_str::<serde_json::Value>(&text).unwrap_or_default();
+        Ok(PROJECT_MEMBERS.iter().find_map(|name| document.get(name)?.as_str()).map(str::to_owned))
+    }
+
+    /// Returns true if the environment's credentials are for another storage account than that of the address.
+    fn is_foreign_account(&self) -> bool {
+        let of_environment = azure_account(self.variables);
+        self.root.account.is_some() && of_environment.is_some() && of_environment != self.root.account
     }
 
     /// Returns the credentials of a profile, which are read again when its files change.
@@ -294,7 +345,15 @@ impl Finder<'_> {
                 FoundSource::S3(Arc::clone(store.credentials()))
             }
             Provider::Google => {
-                // A file that `gcloud auth application-default login` wrote has precedence.
+                // `object_store` would use the identity in this file instead of the machine's.
+                if let Some(path) = self.variables.path("", GCLOUD_FILE).filter(|path| path.is_file()) {
+                    return Err(format!(
+                        "{} would be used instead of the metadata service; name it by store.credentials = \"file:{}\", or \
+                         start the server with another HOME",
+                        path.display(),
+                        path.display()
+                    ));
+                }
                 let builder = GoogleCloudStorageBuilder::new().with_bucket_name("b").with_retry(retries());
                 let store = builder.with_http_connector(client).build().map_err(error)?;
                 FoundSource::Google(Arc::clone(store.credentials()))
@@ -648,6 +707,40 @@ mod tests {
         assert_eq!(kind(&root(Provider::Google, None), "auto", KEYS), "Anonymous");
         assert_eq!(kind(&root(Provider::Http, Some("https://inner")), "auto", KEYS), "Anonymous");
         assert_eq!(kind(&root(Provider::Azure, None), "auto", &[("AZURE_STORAGE_ACCOUNT_KEY", "Y2FuYXJ5")]), "Azure");
+    }
+
+    #[test]
+    fn credentials_of_one_azure_account_are_not_sent_to_another() {
+        let token = ("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=canary");
+        let azure = root(Provider::Azure, None);
+        for (account, expected) in [("acct", "Azure"), ("other", "Anonymous")] {
+            assert_eq!(kind(&azure, "auto", &[token, ("AZURE_STORAGE_ACCOUNT_NAME", account)]), expected);
+        }
+        assert_eq!(kind(&azure, "auto", &[token]), "Azure");
+        assert_eq!(kind(&azure, "env", &[token, ("AZURE_STORAGE_ACCOUNT", "other")]), "Azure", "they are named");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test needs files")]
+    fn requests_to_google_name_the_project_that_pays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("service.json");
+        let google = root(Provider::Google, None);
+        let project = |text: &str, pairs: &[(&str, &str)]| {
+            std::fs::write(&path, text).unwrap();
+            let settings = StoreSettings { requester_pays: true, ..settings(&format!("file:{}", path.display())) };
+            let variables = variables(pairs);
+            Finder { root: &google, settings: &settings, variables: &variables }.paying_project().unwrap()
+        };
+        let text = "{\"project_id\": \"lab\", \"quota_project_id\": \"bill\"}";
+        assert_eq!(project(text, &[]).as_deref(), Some("bill"));
+        assert_eq!(project("{\"project_id\": \"lab\"}", &[]).as_deref(), Some("lab"));
+        assert_eq!(project(text, &[("GOOGLE_CLOUD_PROJECT", "other")]).as_deref(), Some("other"));
+        assert_eq!(project("{}", &[]), None);
+        let anonymous = || FoundSource::Anonymous;
+        let error = anonymous().signer(Provider::Google, "", true, None, None).unwrap_err();
+        assert!(error.contains("needs credentials"), "{error}");
+        assert!(anonymous().signer(Provider::Http, "", true, None, None).is_ok());
     }
 
     #[tokio::test]

@@ -26,7 +26,9 @@ pub(super) fn error_of_answer(
         StoreErrorCode::Unavailable if answer.status == 503 => {
             StoreError::Throttled(action, key, pause.unwrap_or(DEFAULT_PAUSE))
         }
-        StoreErrorCode::NoSuchBucket => StoreError::RootMissing(format!("the bucket is missing: {answer}")),
+        StoreErrorCode::NoSuchBucket => {
+            StoreError::RootMissing(format!("the bucket is missing, check the address of the container: {answer}"))
+        }
         StoreErrorCode::AccessDenied => denied("check the credentials (store.credentials) and their rights"),
         StoreErrorCode::UnknownCredentials => {
             denied("the store does not know the credentials; check store.credentials")

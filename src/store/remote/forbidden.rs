@@ -16,7 +16,7 @@ use crate::config::ForbiddenPolicy;
 /// Minimum interval between two records of a readable object.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time for which the answer to a request for a key that cannot exist is believed.
+/// Time for which the answer to a request for a key that cannot exist stays valid.
 const PROBE_LIFETIME: Duration = Duration::from_secs(600);
 
 /// Name of an object that cannot exist.

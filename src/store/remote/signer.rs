@@ -31,6 +31,9 @@ const AZURE_VERSION: (HeaderName, HeaderValue) =
 const REQUEST_PAYER: (HeaderName, HeaderValue) =
     (HeaderName::from_static("x-amz-request-payer"), HeaderValue::from_static("requester"));
 
+/// Header with the project that pays for a request to Google.
+const USER_PROJECT: HeaderName = HeaderName::from_static("x-goog-user-project");
+
 /// Credentials of requests to a store. Its text never contains them.
 pub(super) enum Signer {
     /// Requests are anonymous.
@@ -40,8 +43,8 @@ pub(super) enum Signer {
     },
     /// Signatures of S3.
     S3 { credentials: AwsCredentialProvider, region: String, requester_pays: bool },
-    /// Tokens of Google.
-    Google(GcpCredentialProvider),
+    /// Tokens of Google. Requests name the project that pays for them, if there is one.
+    Google { credentials: GcpCredentialProvider, payer: Option<HeaderValue> },
     /// Signatures or tokens of Azure.
     Azure { credentials: AzureCredentialProvider, account: String },
     /// A token in a file.
@@ -53,7 +56,7 @@ impl fmt::Debug for Signer {
         f.write_str(match self {
             Self::Anonymous { .. } => "Anonymous",
             Self::S3 { .. } => "S3",
-            Self::Google(_) => "Google",
+            Self::Google { .. } => "Google",
             Self::Azure { .. } => "Azure",
             Self::Bearer(_) => "Bearer",
         })
@@ -84,7 +87,10 @@ impl Signer {
                 let authorizer = AwsAuthorizer::new(&credential, "s3", region);
                 authorizer.try_authorize(&mut request, None).map_err(|error| no_credentials(&error))?;
             }
-            Self::Google(credentials) => {
+            Self::Google { credentials, payer } => {
+                if let Some(project) = payer {
+                    request.headers_mut().insert(USER_PROJECT, project.clone());
+                }
                 let credential = get_credential(&**credentials).await?;
                 // An emulator needs no token.
                 if !credential.bearer.is_empty() {

@@ -110,6 +110,45 @@ async fn store_get(store: &RemoteStore, path: &str, inline: u64) -> Result<Optio
 }
 
 #[tokio::test]
+async fn a_container_that_cannot_be_opened_gives_the_reason_and_a_remedy() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let closed = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let redirect = "<Error><Code>PermanentRedirect</Code><Region>eu-west-1</Region></Error>";
+    for (provider, response, reason, remedy) in [
+        (Provider::S3, error("404 Not Found", "NoSuchBucket"), "the bucket is missing", "check the address"),
+        (Provider::S3, answer("301 Moved Permanently", "", redirect), "eu-west-1", "set store.region"),
+        (Provider::S3, error("400 Bad Request", "ExpiredToken"), "have expired", "renew them"),
+        (Provider::S3, error("403 Forbidden", "InvalidAccessKeyId"), "does not know", "check store.credentials"),
+        (
+            Provider::S3,
+            error("403 Forbidden", "SignatureDoesNotMatch"),
+            "SignatureDoesNotMatch",
+            "check the secret key",
+        ),
+        (Provider::S3, error("403 Forbidden", "AccessDenied"), "AccessDenied", "store.credentials"),
+        (Provider::S3, error("403 Forbidden", "RequestTimeTooSkewed"), "RequestTimeTooSkewed", "set the clock"),
+        (Provider::Azure, error("404 Not Found", "ContainerNotFound"), "the bucket is missing", "check the address"),
+        (Provider::Http, answer("401 Unauthorized", "", ""), "status 401", "store.credentials"),
+        (Provider::S3, String::new(), "cannot be used", "check the address"),
+    ] {
+        let url = if response.is_empty() { closed.clone() } else { ScriptedServer::start(vec![response]).await.url };
+        let root = RemoteRoot {
+            provider,
+            bucket: if provider == Provider::Http { String::new() } else { "b".to_owned() },
+            prefix: "v.n5".to_owned(),
+            endpoint: Some(url),
+            region: None,
+            account: Some("acct".to_owned()),
+        };
+        let settings = StoreSettings::default();
+        let opened = RemoteStore::open_with(&root, &settings, Duration::from_secs(20), Variables::default(), ()).await;
+        let why = opened.unwrap_err();
+        assert!(why.contains(reason) && why.contains(remedy), "{why}");
+    }
+}
+
+#[tokio::test]
 async fn an_object_costs_one_get_and_a_missing_one_too() {
     let server = ScriptedServer::start(vec![found("block"), error("404 Not Found", "NoSuchKey")]).await;
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
