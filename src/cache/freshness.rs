@@ -14,7 +14,7 @@ const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;
 pub(crate) struct FreshSince {
     /// For an object that exists.
     pub(crate) found: u64,
-    /// For a missing object, and for what is derived from one.
+    /// For a missing object, and for results derived from one.
     pub(crate) missing: u64,
 }
 

@@ -15,7 +15,7 @@ pub struct FreshnessPolicy {
     pub metadata: RevalidationPolicy,
     /// Policy for blocks.
     pub data: RevalidationPolicy,
-    /// Policy for missing objects. If there is one, missing objects are remembered outside the caches of what exists.
+    /// Policy for missing objects. `None` if the object and block caches remember missing objects themselves.
     /// `None` if the policies above apply to them.
     pub missing: Option<RevalidationPolicy>,
 }

@@ -89,8 +89,8 @@ impl Container {
         self.freshness().data_since(options.request_start)
     }
 
-    /// Returns the known missing names of the container; `None` if the caches of what exists also remember what is
-    /// missing.
+    /// Returns the known missing names of the container; `None` if the object and block caches remember missing objects
+    /// themselves.
     pub(crate) fn missing_names(&self) -> Option<MissingNames> {
         self.freshness().missing.map(|_policy| MissingNames::new(&self.resources.known_missing, self.id))
     }

@@ -440,7 +440,7 @@ fn store_problem(error: &StoreError) -> Problem {
         }
         StoreError::CannotList(key, _) => {
             return unreadable(format!(
-                "the storage of this container has no listing of /{key}; what it holds can be requested by its path"
+                "the storage of this container has no listing of /{key}; its objects can be requested by their paths"
             ));
         }
         StoreError::Throttled(_, _, pause) => {
