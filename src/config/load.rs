@@ -33,7 +33,7 @@ pub struct ConfigSources {
     pub roots: Vec<(String, OsString)>,
     /// First path segments of the server's endpoints, which no container may have as its name.
     pub reserved: Vec<&'static str>,
-    /// Memory of the system, of which `memory.limit` takes a quarter by default; `None` if it is not known.
+    /// Memory of the system; `None` if it is not known. The default of `memory.limit` is a quarter of it.
     pub system_memory: Option<SystemMemory>,
 }
 

@@ -82,7 +82,7 @@ impl Config {
         self.memory.system.map_or(0, |memory| memory.bytes / SYSTEM_MEMORY_DIVISOR)
     }
 
-    /// Returns what `memory.limit` is derived from, for people.
+    /// Returns the origin of `memory.limit` as a phrase for logs and summaries.
     pub fn memory_limit_origin(&self) -> String {
         let source = |source| match source {
             SystemMemorySource::Machine => "the machine's memory",

@@ -301,7 +301,7 @@ pub enum EntityTagSource {
 pub struct MemoryConfig {
     /// Maximum memory of the process, which the caches and budgets share that have no size of their own.
     pub limit: MemoryLimit,
-    /// Memory of the system, of which [`MemoryLimit::Auto`] takes a quarter; `None` if it is not known. Not a setting.
+    /// Memory of the system; `None` if it is not known. [`MemoryLimit::Auto`] takes a quarter of it. Not a setting.
     #[serde(skip)]
     pub system: Option<SystemMemory>,
     /// Sizes of a running server, which a reload keeps if it can. Not a setting.

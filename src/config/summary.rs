@@ -58,7 +58,7 @@ impl Config {
         text
     }
 
-    /// Returns the sizes of caches and budgets, for people.
+    /// Returns the sizes of caches and budgets as a phrase for the log and the summary.
     pub fn sizes_summary(&self) -> String {
         let size = values::size::format;
         let MemorySizes { decoded_cache, stored_cache, slice_budget, decode_budget, transfer_budget } =

@@ -244,7 +244,8 @@ fn every_answer_of_the_transcript_helps() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
         command.args(line.split(' ')).current_dir(directory.path());
         // The figures must not depend on the machine.
-        let output = command.env("N5_SERVER__THREADS", "2").env("N5_LOG__FORMAT", "text").output().unwrap();
+        command.env("N5_SERVER__THREADS", "2").env("N5_MEMORY__LIMIT", "least").env("N5_LOG__FORMAT", "text");
+        let output = command.output().unwrap();
         let answer = format!("{}{}", stdout(&output), stderr(&output));
         let status = output.status.code().unwrap();
         let _ = write!(transcript, "$ n5-server {line}\n{answer}[exit status {status}]\n\n");

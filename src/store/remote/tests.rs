@@ -142,7 +142,8 @@ async fn a_container_that_cannot_be_opened_gives_the_reason_and_a_remedy() {
             account: Some("acct".to_owned()),
         };
         let settings = StoreSettings::default();
-        let opened = RemoteStore::open_with(&root, &settings, Duration::from_secs(20), Variables::default(), ()).await;
+        let opened =
+            RemoteStore::open_with("test", &root, &settings, Duration::from_secs(20), Variables::default(), ()).await;
         let why = opened.unwrap_err();
         assert!(why.contains(reason) && why.contains(remedy), "{why}");
     }
