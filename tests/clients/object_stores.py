@@ -75,8 +75,8 @@ class Store:
     lists = True
     #: Codes with which the store refuses credentials, the code for lacking rights first.
     refusals = ("AccessDenied",)
-    #: Number of entries of the largest directory of the tests; more than any store lists in one response.
-    most_children = 100_000 if support.ALL else 10_000
+    #: Code with which the store answers for an object that does not exist.
+    missing_code = "NoSuchKey"
 
     def __init__(self, directory: Path):
         [self.port] = free_ports(1)
@@ -396,8 +396,6 @@ class FakeGcs(Store):
 
     name = "fake-gcs-server"
     revalidates = False
-    # It searches all objects for each request, so that 10,000 take minutes.
-    most_children = 2_000
 
     @staticmethod
     def program() -> Path | None:
@@ -442,6 +440,7 @@ class Azurite(Store):
 
     name = "azurite"
     refusals = ("AuthorizationFailure", "AuthenticationFailed")
+    missing_code = "BlobNotFound"
 
     @classmethod
     def missing(cls) -> str | None:

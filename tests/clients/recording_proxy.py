@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-FAULTS = ("delay", "throttle", "revoke", "hide", "reset", "reset_body", "stall", "cut", "length")
+FAULTS = ("delay", "throttle", "revoke", "hide", "missing", "reset", "reset_body", "stall", "cut", "length")
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Rule:
     #: One of `FAULTS` is taken for each request that is hit.
     #: delay: answers after `seconds`. throttle: 503 SlowDown with `Retry-After`. revoke: 403 with `code`.
     #: hide: 403 with `code` where the store answers 404, as for callers who may not list a bucket.
+    #: missing: 404 with `code`.
     #: reset: resets the connection instead of an answer. reset_body: resets it in the middle of the body.
     #: stall: sends half of the body and nothing more for `seconds`. cut: closes in the middle of the body.
     #: length: announces more bytes than it sends, and closes.
@@ -230,7 +231,7 @@ class Session:
             if record.fault == "reset":
                 reset(self.client.socket)
                 return False
-            if record.fault in ("throttle", "revoke"):
+            if record.fault in ("throttle", "revoke", "missing"):
                 for _ in self.client.body(headers, is_response=False):
                     pass
                 return self.refuse(record, rule)
@@ -245,7 +246,7 @@ class Session:
         if record.fault == "throttle":
             head, body = refusal("503 Slow Down", "SlowDown", f"Retry-After: {rule.retry_after}\r\n")
         else:
-            head, body = refusal("403 Forbidden", rule.code)
+            head, body = refusal("404 Not Found" if record.fault == "missing" else "403 Forbidden", rule.code)
         record.status, record.first_byte = int(head[9:12]), time.monotonic()
         self.client.socket.sendall(head if record.method == "HEAD" else head + body)
         return True
