@@ -112,8 +112,10 @@ impl ConfigMerger {
         }
         for argument in &sources.set {
             source_errors.extend(match argument.split_once('=') {
-                // An address may contain a password.
-                Some((key, text)) if text.contains("://") || key.trim() == "containers" => {
+                // An address may contain a password, and credentials be written where their source belongs.
+                Some((key, text))
+                    if text.contains("://") || key.trim() == "containers" || key.trim().ends_with("credentials") =>
+                {
                     self.add_text(key.trim(), text, format!("--set {}=…", key.trim())).err()
                 }
                 Some((key, text)) => self.add_text(key.trim(), text, format!("--set {argument}")).err(),
@@ -624,6 +626,8 @@ mod tests {
             assert!(error.contains(line), "{line}: {error}");
         }
         assert!(!error.contains("AKIASECRET") && !error.contains("hunter2"), "{error}");
+        let given = load_error(&set(&["container_defaults.store.credentials=AKIASECRET"]));
+        assert!(given.contains("is not a source of credentials") && !given.contains("AKIASECRET"), "{given}");
         let section = load_error(&from_file("[container_defaults]\nstore = 5"));
         assert!(section.contains("is a section: write its keys as container_defaults.store.KEY"), "{section}");
     }
