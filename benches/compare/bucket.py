@@ -15,7 +15,7 @@ MISSING = ('<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchKey</Code>'
 
 
 def location(prefix, more=''):
-    """Return a directive of nginx that serves keys below a prefix. Their first segment is ignored, see `Bucket.copy`."""
+    """Return a directive of nginx that serves keys below a prefix, without their first segment: see `Bucket.copy`."""
     return f'location {prefix} {{ rewrite "^{prefix}c[0-9]+/(.*)$" /$1 break; error_page 404 = @missing; {more} }}'
 
 

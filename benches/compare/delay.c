@@ -112,7 +112,8 @@ static void pass(struct thread *thread, struct connection *connection) {
             }
             connection->piped = (size_t)got;
         }
-        ssize_t sent = splice(connection->pipe[0], NULL, connection->client, NULL, connection->piped, SPLICE_F_NONBLOCK);
+        ssize_t sent =
+            splice(connection->pipe[0], NULL, connection->client, NULL, connection->piped, SPLICE_F_NONBLOCK);
         if (sent <= 0) return;
         connection->piped -= (size_t)sent;
     }
@@ -185,7 +186,8 @@ int main(int count, char **arguments) {
         struct connection *connection = calloc(1, sizeof *connection);
         connection->client = accepted;
         connection->server = socket(AF_INET, SOCK_STREAM, 0);
-        if (connect(connection->server, (struct sockaddr *)&server, sizeof server) != 0 || pipe(connection->pipe) != 0) {
+        if (connect(connection->server, (struct sockaddr *)&server, sizeof server) != 0 ||
+            pipe(connection->pipe) != 0) {
             perror("delay");
             return 1;
         }

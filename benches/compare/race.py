@@ -68,7 +68,8 @@ def race(stage, work, target, pairs, status=200, method='GET'):
         trios = []
         for ours, theirs in pairs:
             file = stage.n5 / ours.compares.lstrip('/') if ours.compares else None
-            bare = started.enter_context(Bare(tools.compiled(stage.home, 'bare'), ours.answer(method), len(ours.paths), file))
+            binary = tools.compiled(stage.home, 'bare')
+            bare = started.enter_context(Bare(binary, ours.answer(method), len(ours.paths), file))
             trios.append((ours, theirs, Runner('bare', bare.port, ours.paths, tags=ours.tags)))
         runners = list({id(runner): runner for trio in trios for runner in trio}.values())
 

@@ -1,9 +1,9 @@
-"""Read whole Zarr 3 arrays of a bucket with zarr-python and obstore. rows/remote_volumes.py runs this program.
+"""Read whole Zarr 3 arrays of a bucket with zarr-python and obstore. readers.py runs this program.
 
     python read_obstore.py BUCKET ENDPOINT
 
 For each key on standard input, opens the array at that key, reads it, and prints the seconds of the reading and the
-SHA-256 of the elements, little-endian, last axis fastest.
+SHA-256 of the elements, little-endian, last axis fastest. Zarr's axes are those of N5 in reverse.
 """
 import hashlib
 import sys

@@ -1,199 +1,104 @@
-"""Whole volumes and planes of a bucket, cold, against TensorStore in process and against zarr-python 3 with obstore.
+"""Whole volumes and planes of a bucket, cold, against TensorStore in process and zarr-python 3 with obstore.
 
-The attributes have been read before; every block is fetched. n5-server gets keys that it has never seen, with its
-default caches; TensorStore's cache has no bytes. All send their default number of concurrent requests. zarr-python
-reads a Zarr 3 copy with the same blocks.
+All use their default number of concurrent requests and their default caches, which hold none of the blocks.
 
-Our response crosses loopback HTTP, while those of the others do not. Three times are measured in the same rounds:
-as many direct GETs without latency, the bare codec on both cores, and sending as many bytes from memory. All keep both
+Our response crosses loopback HTTP, while those of the others do not. Three times are measured in the same rounds: as
+many direct GETs without latency, the bare codec on both cores, and sending as many bytes from memory. All keep both
 cores busy, and the first response of the store comes after the latency. No server can take less than the sum of the
 four.
 """
-import hashlib
 import statistics
-import subprocess
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from bare import LIBRARIES, Bare
 from bucket import BUCKET, LATENCIES, Bucket
-from contest import SendOnly, alternate, end, spawn
+from contest import SendOnly, alternate
 from load import Failed, Slurp
+from readers import Ours, Region, TensorStore, ZarrPython
 from rows import LeftOut, Missing, against
-from rows.slices import REACHED, tensorstore, timed
+from rows.slices import REACHED
 from session import Request, replay
-from tools import imagecodecs, obstore
+from tools import imagecodecs
 
-# Turns of a round by latency: short measurements vary more.
-TIMES = {0: 3, 20: 2, 100: 1}
+# Regions with their names, and datasets with as many blocks of the same data for the bare codec.
+WORKS = [
+    ('256^3 uint8 gzip', Region('em8/gzip', '|u1', 256), 'em8/gzip'),
+    ('256^3 uint16 zstd', Region('em16/zstd', '<u2', 256), 'em16/zstd'),
+    ('512^3 uint8 gzip', Region('em8-512/gzip', '|u1', 512), 'em8-512/gzip'),
+    ('plane xy, 512x512 of 64^3 blocks', Region('em8-512/gzip', '|u1', 512, 200), 'em8/gzip'),
+]
+# Regions of which there is a Zarr copy.
+COPIED = [region for _, region, _ in WORKS if region.side == 256]
 TARGETS = {0: 1.0, 20: 1.5, 100: 1.5}
+# Turns of a round by latency, except for LARGE regions: short measurements vary more.
+TIMES, LARGE = {0: 3, 20: 2, 100: 1}, 512**3
 # Connections of the direct GETs: as many as n5-server uses by default.
 CONNECTIONS = 64
 
 
-@dataclass
-class Work:
-    """A region to read. `plane` is a position along z, or None for the whole dataset.
+class Least:
+    """The parts of the bound of a region: each returns seconds."""
 
-    `codec` is a dataset with as many blocks of the same data, which the bare codec decodes. `has_zarr` is true if there
-    is a Zarr copy.
-    """
-    name: str
-    dataset: str
-    dtype: str
-    side: int
-    codec: str
-    plane: int | None = None
-    has_zarr: bool = False
+    def __init__(self, stage, bucket, sink, region):
+        self.bucket, self.sink, self.region = bucket, sink, region
+        self.sizes = {key: (stage.n5 / key).stat().st_size for key in region.keys()}
 
-    @property
-    def size(self):
-        """The bytes of the elements."""
-        return int(self.dtype[-1]) * self.side ** (3 if self.plane is None else 2)
+    def fetch(self):
+        """Get all blocks from the store without latency."""
+        prefix = f'/{BUCKET}/{self.bucket.copy()}/n5'
+        requests = [Request('GET', f'{prefix}/{key}', 200, size) for key, size in self.sizes.items()]
+        return replay(self.bucket.nginx.port, requests, CONNECTIONS).seconds
 
-    def path(self, copy):
-        query = '' if self.plane is None else f'?select=:,:,{self.plane}'
-        return f'/slice/{copy}/n5/{self.dataset}{query}'
-
-    def keys(self):
-        """Return the keys of all blocks that the region touches."""
-        along = range(self.side // 64)
-        return [f'{x}/{y}/{z}' for x in along for y in along
-                for z in (along if self.plane is None else [self.plane // 64])]
+    def send(self):
+        return self.sink.get(f'/{self.region.size}')
 
 
-WORKS = [
-    Work('256^3 uint8 gzip', 'em8/gzip', '|u1', 256, 'em8/gzip', has_zarr=True),
-    Work('256^3 uint16 zstd', 'em16/zstd', '<u2', 256, 'em16/zstd', has_zarr=True),
-    Work('512^3 uint8 gzip', 'em8-512/gzip', '|u1', 512, 'em8-512/gzip'),
-    Work('plane xy, 512x512 of 64^3 uint8 gzip', 'em8-512/gzip', '|u1', 512, 'em8/gzip', 200),
-]
+def measured(stage, bucket, readers, least, work, codec, codecs):
+    """Yield the rows of one region at one latency. The first reader is n5-server."""
+    region, latency = least.region, bucket.milliseconds
+    digests = {reader.name: reader.read(region) and reader.digest() for reader in readers}
+    if len(set(digests.values())) != 1:
+        raise Failed(f'{work}: the elements differ: {digests}')
+    compression = codec.split('/')[1]
+    block = 64**3 * int(region.dtype[-1])
+    with Bare(stage.n5 / codec, compression, block, codecs) as bare:
+        *samples, fetched, decoded, sent = alternate(
+            stage.rounds, *(lambda r=r: r.read(region) for r in readers), least.fetch, bare, least.send,
+            times=1 if region.size >= LARGE else TIMES[latency])
+    bound = [latency / 1e3 + sum(parts) for parts in zip(fetched, decoded, sent)]
+    for reader, theirs in zip(readers[1:], samples[1:]):
+        yield row(f'{work}, cold, store at {latency} ms', reader.name, TARGETS[latency], samples[0], theirs, bound,
+                  f'latency, GETs, {LIBRARIES[compression]} and sending')
 
 
-class Ours:
-    """n5-server on a bucket, with a client."""
-
-    def __init__(self, bucket, port):
-        self.bucket = bucket
-        self.client = Slurp(port, max(work.size for work in WORKS))
-
-    def read(self, work):
-        """Read a region of a copy that no cache holds. Return the seconds."""
-        copy = self.bucket.copy()
-        self.client.get(f'/{copy}/n5/{work.dataset}/attributes.json')
-        return self.client.get(work.path(copy))
-
-
-class ZarrPython:
-    """zarr-python 3 with obstore, in a process of its own."""
-    name = 'zarr-python, obstore'
-
-    def __init__(self, stage, bucket):
-        self.python = stage.home / 'tests/.venv-zarr3/bin/python'
-        if not self.python.is_file():
-            raise LeftOut('no tests/.venv-zarr3')
-        self.words = ['env', f'PYTHONPATH={obstore(stage.home, self.python)}', self.python, '-B',
-                      stage.home / 'benches/compare/read_obstore.py', BUCKET, bucket.url]
-
-    def __enter__(self):
-        self.process = spawn(self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             text=True)
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        end(self.process)
-        self.process.stdout.close()
-        self.process.stderr.close()
-
-    def read(self, work, copy):
-        """Read an array. Return the seconds and the SHA-256 of the elements."""
-        self.process.stdin.write(f'{copy}/zarr3/{work.dataset}\n')
-        self.process.stdin.flush()
-        seconds, digest = (self.process.stdout.readline() or '0 -').split()
-        if not float(seconds):
-            raise Failed(self.process.stderr.read()[-2000:])
-        return float(seconds), digest
-
-
-def readers(bucket, work):
-    """Return TensorStore's drivers, each with a function that reads the region.
-
-    The function returns the seconds, and a function that returns the elements.
-    """
-    index = tuple([slice(None)] * 3) if work.plane is None else (slice(None), slice(None), work.plane)
-
-    def with_tensorstore(store):
-        result = []
-        seconds = timed(lambda: result.append(store[index].read(order='F').result()))
-        return seconds, lambda: result[0].astype(work.dtype).tobytes('F')
-
-    found = {}
-    for driver in ('s3', 'gcs'):
-        store = tensorstore(f'{bucket.copy()}/n5/{work.dataset}', kvstore=bucket.spec(driver))
-        found[f'TensorStore, {driver}'] = lambda store=store: with_tensorstore(store)
-    return found
-
-
-def measured(stage, bucket, ours, zarr, sink, work, codecs):
-    """Yield the rows of one region at one latency."""
-    others = readers(bucket, work)
-    ours.read(work)
-    body = bytes(ours.client.body)
-    for name, read in others.items():
-        if read()[1]() != body:
-            raise Failed(f'{work.name}: n5-server and {name} differ')
-    jobs = {name: lambda read=read: read()[0] for name, read in others.items()}
-    if zarr and work.has_zarr:
-        # Its axes are reversed, so that the order of the elements is the same.
-        if zarr.read(work, bucket.copy())[1] != hashlib.sha256(body).hexdigest():
-            raise Failed(f'{work.name}: n5-server and {zarr.name} differ')
-        jobs[zarr.name] = lambda: zarr.read(work, bucket.copy())[0]
-    sizes = {key: (stage.n5 / work.dataset / key).stat().st_size for key in work.keys()}
-
-    def fetch():
-        prefix = f'/{BUCKET}/{bucket.copy()}/n5/{work.dataset}'
-        requests = [Request('GET', f'{prefix}/{key}', 200, size) for key, size in sizes.items()]
-        return replay(bucket.nginx.port, requests, CONNECTIONS).seconds
-
-    compression = work.dataset.split('/')[1]
-    block = 64**3 * int(work.dtype[-1])
-    with Bare(stage.n5 / work.codec, compression, block, codecs) as bare:
-        a, *theirs, fetched, decoded, sent = alternate(
-            stage.rounds, lambda: ours.read(work), *jobs.values(), fetch, bare, lambda: sink.get(f'/{work.size}'),
-            times=TIMES[bucket.milliseconds])
-    least = [bucket.milliseconds / 1e3 + sum(parts) for parts in zip(fetched, decoded, sent)]
-    for name, b in zip(jobs, theirs):
-        yield row(f'{work.name}, cold, store at {bucket.milliseconds} ms', name, TARGETS[bucket.milliseconds], a, b, least,
-                  LIBRARIES[compression])
-
-
-def row(work, contestant, target, ours, theirs, least, library):
-    """Return a row of our seconds against those of another reader. `least` is the bound."""
-    bound = statistics.median(b / c for b, c in zip(theirs, least))
+def row(work, contestant, target, ours, theirs, bound, parts):
+    """Return a row of our seconds against those of another reader. `bound` has the sums of the named parts."""
+    best = statistics.median(b / c for b, c in zip(theirs, bound))
     ratio = statistics.median(b / a for a, b in zip(ours, theirs))
-    parts = f'latency, GETs, {library} and sending'
-    limit = f'{parts} reach {bound:.2f}' if ratio < target and bound < target and ratio >= REACHED * bound else ''
+    limit = f'{parts} reach {best:.2f}' if ratio < target and best < target and ratio >= REACHED * best else ''
+    note = f'{ratio / best:.2f} of {parts} together, {1e3 * statistics.median(bound):.0f} ms'
     milliseconds = [[1e3 * s for s in samples] for samples in (ours, theirs)]
-    return against(work, contestant, target, 'higher', *milliseconds, 'ms',
-                   f'{ratio / bound:.2f} of {parts} together ({1e3 * statistics.median(least):.0f} ms)', limit,
-                   inverted=True)
+    return against(work, contestant, target, 'higher', *milliseconds, 'ms', note, limit, inverted=True)
 
 
 def rows(stage):
     stage.need('nginx')
     codecs = imagecodecs(stage.home)
-    for milliseconds in LATENCIES:
+    try:
+        ZarrPython.command(stage)
+        has_zarr = True
+    except LeftOut as reason:
+        yield Missing('volumes against zarr-python and obstore', str(reason))
+        has_zarr = False
+    room = max(region.size for _, region, _ in WORKS)
+    for latency in LATENCIES:
         with ExitStack() as started:
             enter = started.enter_context
-            bucket = enter(Bucket(stage, milliseconds))
-            ours = Ours(bucket, enter(bucket.server(stage)).port)
-            enter(ours.client)
-            sink = enter(Slurp(enter(SendOnly()).port, max(work.size for work in WORKS)))
-            try:
-                zarr = enter(ZarrPython(stage, bucket))
-            except LeftOut as reason:
-                zarr = None
-                yield Missing('volumes against zarr-python and obstore', str(reason))
-            for work in WORKS:
-                yield from measured(stage, bucket, ours, zarr, sink, work, codecs)
+            bucket = enter(Bucket(stage, latency))
+            readers = [enter(Ours(bucket, enter(bucket.server(stage)), room)), TensorStore(bucket, 's3'),
+                       TensorStore(bucket, 'gcs')]
+            zarr = [enter(ZarrPython(stage, bucket))] if has_zarr else []
+            sink = enter(Slurp(enter(SendOnly()).port, room))
+            for work, region, codec in WORKS:
+                yield from measured(stage, bucket, readers + (zarr if region in COPIED else []),
+                                    Least(stage, bucket, sink, region), work, codec, codecs)
