@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::nonblocking_gather::{GatherContext, PasteItem};
 use super::partial_reads::{is_read_in_parts, paste_parts};
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use crate::cache::{BlockEntry, BudgetError, Permit, ReadError};
+use crate::cache::{BlockEntry, BudgetError, LoadTimes, Permit, ReadError};
+use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
+use crate::store::CONCURRENT_DISK_READS;
 use n5_format::{GridPosition, Region};
-
-/// Maximum number of blocks that one request loads at once.
-pub(crate) const MAX_CONCURRENT_LOADS: usize = 8;
 
 /// Upper bound of the memory that the tasks and futures of one load take in addition to the block, in bytes.
 const LOAD_OVERHEAD_BYTES: u64 = 12 << 10;
@@ -52,13 +52,18 @@ impl Gather<'_> {
     pub(crate) async fn run(mut self) -> Result<(Vec<(Vec<u8>, Permit)>, ReadStats), ReadError> {
         let batch_size = lookup_batch_size(self.context.block_bytes);
         let mut positions = self.slice.dataset.attributes.grid().covering(self.context.canvas.region());
+        let context = Arc::clone(&self.context);
+        let mut loads = BlockLoads::new(&context);
         loop {
             let batch: Vec<GridPosition> = positions.by_ref().take(batch_size).collect();
             if batch.is_empty() {
                 break;
             }
-            self.gather_batch(&batch).await?;
+            self.gather_batch(&batch, &mut loads).await?;
         }
+        self.load_and_paste(&mut loads, 0).await?;
+        drop(loads);
+        drop(context);
         if self.stats.fingerprint.is_empty()
             && let Some(damage) = self.stats.damage.take()
         {
@@ -76,8 +81,9 @@ impl Gather<'_> {
         Ok((slabs, self.stats))
     }
 
-    /// Pastes the blocks at `positions`: first the cached ones, then those that must be loaded.
-    async fn gather_batch(&mut self, positions: &[GridPosition]) -> Result<(), ReadError> {
+    /// Pastes the blocks at `positions`: first the cached ones, then those that must be loaded. Behind a network, the
+    /// last of these are still being loaded by `loads` when the call returns.
+    async fn gather_batch(&mut self, positions: &[GridPosition], loads: &mut BlockLoads<'_>) -> Result<(), ReadError> {
         let GatherContext { container, options, source, dataset, .. } = &*self.context;
         let started = Instant::now();
         let cached =
@@ -90,7 +96,8 @@ impl Gather<'_> {
         // that the cache has evicted.
         let missing_before = self.stats.missing;
         let deferred = self.context.paste(items, &mut self.stats).await?;
-        self.load_and_paste(deferred).await?;
+        loads.add(deferred);
+        self.load_and_paste(loads, loads.overlap).await?;
         let parts_stats = paste_parts(&self.context, read_in_parts, self.skips_damaged).await?;
         self.stats.merge(&parts_stats);
         if self.stats.missing > missing_before {
@@ -142,43 +149,21 @@ impl Gather<'_> {
     fn bypasses_cache(&self) -> bool {
         let total = self.slice.dataset.attributes.grid().covering(&self.slice.region).total();
         let bytes = total.saturating_mul(u128::from(self.context.block_bytes));
-        total > MAX_CONCURRENT_LOADS as u128
+        total > CONCURRENT_DISK_READS as u128
             && bytes > u128::from(self.context.container.resources.settings().decoded_cache)
     }
 
-    /// Loads the blocks at `positions` concurrently and pastes each as soon as it is loaded.
-    async fn load_and_paste(&mut self, positions: Vec<GridPosition>) -> Result<(), ReadError> {
-        let context = &self.context;
-        let mut positions: VecDeque<_> = positions.into_iter().map(|position| (position, false)).collect();
+    /// Loads blocks concurrently and pastes each as soon as it is loaded, until at most `remaining` are being loaded.
+    async fn load_and_paste(&mut self, loads: &mut BlockLoads<'_>, remaining: usize) -> Result<(), ReadError> {
+        let context = loads.context;
         let started = Instant::now();
-        let mut loads = FuturesUnordered::new();
-        loop {
-            while loads.len() < MAX_CONCURRENT_LOADS
-                && let Some((position, is_retry)) = positions.pop_front()
-            {
-                loads.push(async move {
-                    if is_retry {
-                        tokio::time::sleep(RETRY_DELAY).await;
-                    }
-                    let fresh_since = context.container.data_since(context.options);
-                    let result = context.blocks().load(context.block_location(&position), fresh_since).await;
-                    (position, result)
-                });
-            }
-            let next = loads.next().map(Ok::<_, ReadError>);
-            let Some(first) = context.container.abort_if_contended(&context.dataset.key, next).await? else {
-                return Ok(());
-            };
-            let mut ready = vec![first];
-            while let Some(Some(next)) = loads.next().now_or_never() {
-                ready.push(next);
-            }
-            let mut items = Vec::with_capacity(ready.len());
-            for (position, result) in ready {
+        while loads.len() > remaining {
+            let mut items = Vec::new();
+            for (position, result) in loads.next().await? {
                 if matches!(result, Err(ReadError::Budget(BudgetError::TimedOut { .. })))
                     && started.elapsed() < self.retry_time
                 {
-                    positions.push_back((position, true));
+                    loads.retry(position);
                     continue;
                 }
                 let (block, times) = match result {
@@ -194,6 +179,71 @@ impl Gather<'_> {
             }
             context.paste(items, &mut self.stats).await?;
         }
+        Ok(())
+    }
+}
+
+/// A loaded block with the times of its load, and its position.
+type LoadedBlock = (GridPosition, Result<(Arc<BlockEntry>, Arc<LoadTimes>), ReadError>);
+
+/// The blocks of one region that are being loaded or wait for it.
+struct BlockLoads<'a> {
+    context: &'a Arc<GatherContext>,
+    /// Blocks whose load has not begun, each with true if it is a retry.
+    waiting: VecDeque<(GridPosition, bool)>,
+    running: FuturesUnordered<BoxFuture<'a, LoadedBlock>>,
+    /// Maximum number of blocks that are loaded at once.
+    limit: usize,
+    /// Number of blocks that are still being loaded when the next batch is looked up. None are if the store is a disk:
+    /// only a network has a latency that further requests can fill.
+    overlap: usize,
+}
+
+impl<'a> BlockLoads<'a> {
+    fn new(context: &'a Arc<GatherContext>) -> Self {
+        let limit = context.container.store.concurrent_reads();
+        // The holes of other stores are confirmed batch by batch.
+        let confirms_nothing = context.container.store.reports_missing_root();
+        let overlap = if limit > CONCURRENT_DISK_READS && confirms_nothing { limit / 2 } else { 0 };
+        Self { context, waiting: VecDeque::new(), running: FuturesUnordered::new(), limit, overlap }
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.len() + self.running.len()
+    }
+
+    fn add(&mut self, positions: Vec<GridPosition>) {
+        self.waiting.extend(positions.into_iter().map(|position| (position, false)));
+    }
+
+    /// Loads the block at `position` again after [`RETRY_DELAY`].
+    fn retry(&mut self, position: GridPosition) {
+        self.waiting.push_back((position, true));
+    }
+
+    /// Begins loads up to the limit. Returns the blocks that are loaded, at least one unless there are no loads.
+    async fn next(&mut self) -> Result<Vec<LoadedBlock>, ReadError> {
+        let context = self.context;
+        while self.running.len() < self.limit
+            && let Some((position, is_retry)) = self.waiting.pop_front()
+        {
+            let load = async move {
+                if is_retry {
+                    tokio::time::sleep(RETRY_DELAY).await;
+                }
+                let fresh_since = context.container.data_since(context.options);
+                let result = context.blocks().load(context.block_location(&position), fresh_since).await;
+                (position, result)
+            };
+            self.running.push(load.boxed());
+        }
+        let next = self.running.next().map(Ok::<_, ReadError>);
+        let first = context.container.abort_if_contended(&context.dataset.key, next).await?;
+        let mut loaded: Vec<_> = first.into_iter().collect();
+        while let Some(Some(next)) = self.running.next().now_or_never() {
+            loaded.push(next);
+        }
+        Ok(loaded)
     }
 }
 
@@ -202,10 +252,12 @@ fn lookup_batch_size(block_bytes: u64) -> usize {
     usize::try_from((MAX_LOOKUP_BATCH_BYTES / block_bytes.max(1)).clamp(1, MAX_LOOKUP_BATCH)).unwrap_or(1)
 }
 
-/// Returns the bytes of memory needed to look up and load `blocks` blocks, in addition to the blocks themselves.
-pub(crate) fn load_overhead_bytes(blocks: u128) -> u64 {
+/// Returns the bytes of memory needed to look up and load `blocks` blocks of `container`, in addition to the blocks
+/// themselves.
+pub(crate) fn load_overhead_bytes(container: &Container, blocks: u128) -> u64 {
     let at_most = |limit: u64| u64::try_from(blocks).unwrap_or(u64::MAX).min(limit);
-    at_most(MAX_CONCURRENT_LOADS as u64) * LOAD_OVERHEAD_BYTES + at_most(MAX_LOOKUP_BATCH) * LOOKUP_OVERHEAD_BYTES
+    at_most(container.store.concurrent_reads() as u64) * LOAD_OVERHEAD_BYTES
+        + at_most(MAX_LOOKUP_BATCH) * LOOKUP_OVERHEAD_BYTES
 }
 
 /// Returns true if `part`, a part of `slice`, takes all samples that the slice has in the block at `position`.
@@ -218,4 +270,131 @@ fn takes_all_samples(slice: &PlannedSlice, part: &Region, position: &GridPositio
         };
         samples(part) == samples(&slice.region)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use async_trait::async_trait;
+    use bytes::Bytes;
+    use tokio::sync::Notify;
+
+    use super::super::plan::SlicePlanner;
+    use super::super::slice_reader::{ReadPurpose, SliceReader};
+    use super::*;
+    use crate::cache::ReadOptions;
+    use crate::container::{Resources, Settings};
+    use crate::store::{EntryFilter, InlineLimit, Key, Listing, MemoryStore, Object, ObjectMeta, Store, StoreError};
+
+    /// Blocks in the dataset of the tests. A slice looks them up in two batches.
+    const BLOCKS: usize = 500;
+
+    /// Number of requests that the store of the tests accepts at once.
+    const CONCURRENCY: usize = 100;
+
+    /// A store that answers requests for blocks only while many of them are waiting, or none is left to begin.
+    #[derive(Debug)]
+    struct CrowdedStore {
+        inner: MemoryStore,
+        begun: AtomicUsize,
+        waiting: AtomicUsize,
+        most_waiting: AtomicUsize,
+        changed: Notify,
+    }
+
+    impl CrowdedStore {
+        async fn wait_for_crowd(&self) {
+            self.begun.fetch_add(1, Ordering::Relaxed);
+            let waiting = self.waiting.fetch_add(1, Ordering::Relaxed) + 1;
+            self.most_waiting.fetch_max(waiting, Ordering::Relaxed);
+            self.changed.notify_waiters();
+            loop {
+                let changed = self.changed.notified();
+                let is_crowded = self.waiting.load(Ordering::Relaxed) > CONCURRENCY / 2;
+                if is_crowded || self.begun.load(Ordering::Relaxed) == BLOCKS {
+                    break;
+                }
+                changed.await;
+            }
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    #[async_trait]
+    impl Store for CrowdedStore {
+        fn backend(&self) -> &'static str {
+            "crowded"
+        }
+
+        async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
+            self.inner.head(key).await
+        }
+
+        async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
+            if key.name() != Some("attributes.json") {
+                self.wait_for_crowd().await;
+            }
+            self.inner.get(key, inline).await
+        }
+
+        fn concurrent_reads(&self) -> usize {
+            CONCURRENCY
+        }
+
+        fn sends_conditional_requests(&self) -> bool {
+            true
+        }
+
+        fn reports_missing_root(&self) -> bool {
+            true
+        }
+
+        async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
+            self.inner.is_directory(key).await
+        }
+
+        async fn list(
+            &self,
+            key: &Key,
+            after: Option<&str>,
+            limit: usize,
+            filter: EntryFilter,
+        ) -> Result<Option<Listing>, StoreError> {
+            self.inner.list(key, after, limit, filter).await
+        }
+
+        async fn probe(&self) -> Result<(), StoreError> {
+            self.inner.probe().await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slice_keeps_the_requests_that_a_network_allows_in_flight_across_batches() {
+        let attributes = r#"{"dimensions":[500],"blockSize":[1],"dataType":"uint8","compression":{"type":"raw"}}"#;
+        let block = |n: usize| {
+            let bytes = vec![0, 0, 0, 1, 0, 0, 0, 1, u8::try_from(n % 251).unwrap()];
+            (Key::parse(&format!("v/{n}")).unwrap(), Bytes::from(bytes))
+        };
+        let attributes = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
+        let store = Arc::new(CrowdedStore {
+            inner: MemoryStore::new((0..BLOCKS).map(block).chain([attributes]), 0),
+            begun: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            most_waiting: AtomicUsize::new(0),
+            changed: Notify::new(),
+        });
+        let settings = Settings { transfer_budget: 64 << 20, decode_budget: 64 << 20, ..Settings::small() };
+        let container = Container::new(Arc::<CrowdedStore>::clone(&store), Resources::new(settings));
+        let options = ReadOptions::begin();
+        let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
+        let region = Region::whole(dataset.attributes.dimensions());
+        let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
+        let reader = SliceReader { container: &container, options, slice: &slice };
+        let reading = reader.read_whole(0, ReadPurpose::Response);
+        let read = tokio::time::timeout(Duration::from_secs(60), reading).await.expect("too few requests at once");
+        let elements: Vec<u8> = read.unwrap().pieces.concat();
+        assert!((0..BLOCKS).map(|n| u8::try_from(n % 251).unwrap()).eq(elements));
+        assert!(store.most_waiting.load(Ordering::Relaxed) <= CONCURRENCY);
+    }
 }

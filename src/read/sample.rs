@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::gather::{MAX_CONCURRENT_LOADS, load_overhead_bytes};
+use super::gather::load_overhead_bytes;
 use super::read_stats::Fingerprint;
 use crate::cache::{BlockEntry, Dataset, MemoryPermit, ReadError, ReadOptions};
 use crate::container::Container;
@@ -267,7 +267,7 @@ async fn read_blocks(
     let mut pending = sample.positions.iter();
     let mut loads = FuturesUnordered::new();
     loop {
-        while loads.len() < MAX_CONCURRENT_LOADS
+        while loads.len() < container.store.concurrent_reads()
             && let Some(position) = pending.next()
         {
             loads.push(read_block(container, options, dataset, position).map(move |result| (position, result)));
@@ -325,7 +325,7 @@ impl Accumulation {
         let not_decodable = || ReadError::Internal(format!("data type {data_type} cannot be decoded"));
         let bytes = StatisticsAccumulator::memory_bytes(data_type, elements.min(limit)).ok_or_else(not_decodable)?;
         let available_bytes = container.resources.slice_budget.capacity_bytes().saturating_sub(bytes);
-        let loading_bytes = load_overhead_bytes(sample.positions.len() as u128).min(available_bytes);
+        let loading_bytes = load_overhead_bytes(container, sample.positions.len() as u128).min(available_bytes);
         let memory = container.reserve_memory(bytes.saturating_add(loading_bytes)).await?;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let accumulator = StatisticsAccumulator::new(data_type, elements, limit).ok_or_else(not_decodable)?;

@@ -165,7 +165,7 @@ impl SliceReader<'_> {
         let needed_bytes = elements_bytes.saturating_add(extra_bytes);
         let available_bytes = self.container.resources.slice_budget.max_stream_bytes().saturating_sub(needed_bytes);
         let blocks = self.slice.dataset.attributes.grid().covering(region).total();
-        let loading_bytes = load_overhead_bytes(blocks).min(available_bytes);
+        let loading_bytes = load_overhead_bytes(self.container, blocks).min(available_bytes);
         let mut elements = take(needed_bytes.saturating_add(loading_bytes)).await?;
         let loading = elements.split(loading_bytes);
         let extra = elements.split(extra_bytes);

@@ -117,6 +117,10 @@ impl Store for InstrumentedStore {
         record(StoreOperation::List, self.backend(), self.0.list(key, after, limit, filter)).await
     }
 
+    fn concurrent_reads(&self) -> usize {
+        self.0.concurrent_reads()
+    }
+
     fn lists_cheaply(&self) -> bool {
         self.0.lists_cheaply()
     }

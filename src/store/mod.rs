@@ -32,6 +32,9 @@ pub use remote::{
     ListingTransport, RemoteStore, StoreErrorCode, log_upstream_costs, record_upstream_metrics,
 };
 
+/// Number of objects that one request reads at once from a local disk.
+pub(crate) const CONCURRENT_DISK_READS: usize = 8;
+
 /// Read access to a tree of objects.
 ///
 /// A missing object is `None`, not an error. A directory is not an object. Every call ends within the store's own
@@ -125,6 +128,12 @@ pub trait Store: fmt::Debug + Send + Sync {
         limit: usize,
         filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError>;
+
+    /// Returns the number of objects that one request should read at once, at least 1. Behind a network, it is the
+    /// number of requests that the store accepts at present.
+    fn concurrent_reads(&self) -> usize {
+        CONCURRENT_DISK_READS
+    }
 
     /// Returns true if [`Self::list`] costs no more than reading a few blocks. Directories are then listed to count the
     /// blocks of large slices. Otherwise all blocks are assumed to exist.

@@ -150,6 +150,11 @@ impl StoreClient {
         self.waiting.pressure(self.service.waiting())
     }
 
+    /// Returns the number of requests that the store may have open now.
+    pub(super) fn concurrency(&self) -> usize {
+        self.service.concurrency()
+    }
+
     /// Returns the time at which a call that begins now must have ended.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.call_timeout

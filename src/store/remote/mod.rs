@@ -443,6 +443,10 @@ impl Store for RemoteStore {
         self.provider() != Provider::Http
     }
 
+    fn concurrent_reads(&self) -> usize {
+        self.client.concurrency()
+    }
+
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
         let found = self.lister.is_directory(self, key).await;
         found.map_err(|error| error_of_listing(key, error))

@@ -98,6 +98,11 @@ impl<S: HttpService> UpstreamService<S> {
         self.bucket.limit.snapshot().waiting
     }
 
+    /// Returns the number of requests that may be in flight to the bucket now.
+    pub(in crate::store::remote) fn concurrency(&self) -> usize {
+        self.bucket.limit.snapshot().limit
+    }
+
     /// Sends a request, and retries it after failures that may pass. Returns the last answer, whatever its status.
     ///
     /// # Errors
