@@ -29,7 +29,7 @@ class Listener(http.server.ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.answer, self.paths = answer, []
         self.url = f"http://{host}:{self.server_port}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def __enter__(self):
         return self

@@ -21,8 +21,8 @@ CLIENTS = 32
 EXACT = ("--set", "container_defaults.store.hedge=false")
 #: Blocks per axis of a dataset without blocks. A million of them take minutes for each store.
 SPARSE = (100, 100, 100) if support.HEAVY else (50, 50, 2)
-#: SeaweedFS and nginx are real servers, moto is the store with the fewest differences from S3.
-TESTED = [name for name, store in STORES.items() if store.lists] if support.ALL else ["moto", "seaweedfs", "nginx"]
+#: SeaweedFS and nginx are real servers.
+TESTED = [name for name, store in STORES.items() if store.lists] if support.ALL else ["seaweedfs", "nginx"]
 
 
 @pytest.fixture(scope="module")

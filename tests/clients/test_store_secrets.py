@@ -37,7 +37,7 @@ class Upstream(http.server.ThreadingHTTPServer):
         self.behaviour = "served"
         #: Targets and headers of requests for objects.
         self.requests: list[tuple[str, dict[str, str]]] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
         self.shutdown()
