@@ -40,6 +40,8 @@
 //! | reject | to refuse because there are too many requests; metrics count such requests as shed |
 //! | flow | the requests of a client that wait in one fair queue |
 //! | slot | one of a fixed number of places: of requests in flight, or of entries in a small table |
+//! | hedge | a second, equal request that is sent because the first one is slow |
+//! | throttle | to refuse requests because there are too many in a time; a store answers 429 or 503 |
 //! | lease | a part of a core that a job holds, and may yield to other jobs |
 //!
 //! Memory and caches:

@@ -2,6 +2,7 @@
 //! loaded in single flights. The cache also remembers that objects are missing.
 
 use std::future::Future;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -68,10 +69,10 @@ impl LargeObject {
     /// # Errors
     /// Returns a [`ReadError`] if the object can no longer be read or was truncated.
     pub async fn read_piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
-        let to = to.min(from.saturating_add(Self::PIECE_BYTES));
+        let piece = from..to.min(from.saturating_add(Self::PIECE_BYTES));
         let entries = &self.entries;
-        let permit = entries.take_for_started(to.saturating_sub(from)).await?;
-        let mut reading = self.reader.read_at(from..to);
+        let permit = entries.take_for_started(piece.end.saturating_sub(from)).await?;
+        let mut reading = self.reader.read_sequential(piece, to);
         if let Ok(bytes) = tokio::time::timeout(MAX_WAIT_HOLDING_MEMORY, &mut reading).await {
             return Ok(entries.budget.own_pinned(bytes?, permit));
         }
@@ -230,34 +231,36 @@ impl ObjectCache {
     }
 
     /// Returns an object for the cache, after the revalidation of its entry had this result. An object larger than
-    /// [`MAX_WHOLE_OBJECT_BYTES`] is only opened. If the object is written or truncated while it is read, it is read
+    /// `max_whole_bytes` is only opened. If the object is written or truncated while it is read, it is read
     /// once more.
     async fn get_for_cache(
         &self,
         store: &dyn Store,
         key: &Key,
         revalidation: Revalidation,
+        max_whole_bytes: u64,
     ) -> Result<Option<StoredObject>, ReadError> {
         let Some(object) = self.get_revalidated(store, key, revalidation).await? else { return Ok(None) };
-        match self.read_for_cache(store, key, object).await {
+        match self.read_for_cache(store, key, object, max_whole_bytes).await {
             Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) => {}
             result => return result.map(Some),
         }
         let Some(object) = self.get(store, key).await? else { return Ok(None) };
-        self.read_for_cache(store, key, object).await.map(Some)
+        self.read_for_cache(store, key, object, max_whole_bytes).await.map(Some)
     }
 
     /// Returns an object that the cache may own. Reads an open object unless it is larger than
-    /// [`MAX_WHOLE_OBJECT_BYTES`].
+    /// `max_whole_bytes`.
     async fn read_for_cache(
         &self,
         store: &dyn Store,
         key: &Key,
         object: BudgetedObject,
+        max_whole_bytes: u64,
     ) -> Result<StoredObject, ReadError> {
         let (meta, bytes, permit) = match object {
             BudgetedObject::Whole(meta, bytes, permit) => (meta, bytes, permit),
-            BudgetedObject::Large(large) if large.meta.len > MAX_WHOLE_OBJECT_BYTES => {
+            BudgetedObject::Large(large) if large.meta.len > max_whole_bytes => {
                 return Ok(StoredObject::Large(large));
             }
             BudgetedObject::Large(large) => {
@@ -311,7 +314,10 @@ impl ObjectCache {
         let len = meta.len;
         match (data, permit) {
             (ObjectData::InMemory(bytes), Some(permit)) => return Ok(Some(BudgetedObject::whole(meta, bytes, permit))),
-            (ObjectData::Open(reader), _) if len > self.inline_bytes => return Ok(Some(self.large(meta, reader))),
+            // A store behind a network would have to send the object again.
+            (ObjectData::Open(reader), _) if len > self.inline_bytes || store.sends_conditional_requests() => {
+                return Ok(Some(self.large(meta, reader)));
+            }
             // Neither bytes nor open files are held while the request is waiting for memory.
             (data, permit) => drop((data, permit)),
         }
@@ -359,6 +365,8 @@ pub(crate) struct ObjectSource<'a> {
     pub(crate) key: &'a Key,
     /// The missing names of the container; `None` if the cache itself remembers missing objects.
     pub(crate) missing: Option<MissingNames>,
+    /// The part of the object that the request needs; `None` if it needs all of it.
+    pub(crate) range: Option<Range<u64>>,
 }
 
 impl EntrySource<ObjectEntry> for ObjectSource<'_> {
@@ -384,6 +392,7 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
         let store = Arc::clone(self.store);
         let key = self.key.clone();
         let missing = self.missing.clone();
+        let range = self.range.clone().filter(|_| store.sends_conditional_requests());
         // The stale object is not held while the new one is waiting for memory.
         let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.meta().cloned()));
         async move {
@@ -397,7 +406,12 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
                     return Ok(stale);
                 }
             }
-            Ok(Arc::new(match objects.get_for_cache(&*store, &key, revalidation).await? {
+            let mut max_whole_bytes = MAX_WHOLE_OBJECT_BYTES;
+            if let (Revalidation::Changed, Some(range)) = (&revalidation, range) {
+                revalidation = Revalidation::Current(store.open_range(&key, range).await?);
+                max_whole_bytes = LargeObject::PIECE_BYTES;
+            }
+            Ok(Arc::new(match objects.get_for_cache(&*store, &key, revalidation, max_whole_bytes).await? {
                 None => match missing {
                     Some(missing) => {
                         missing.insert(MissingKind::Object, &key, checked_at);

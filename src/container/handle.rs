@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -131,11 +132,25 @@ impl Container {
     /// # Errors
     /// Returns an error if the store fails, a link hides a block, or there is not enough memory.
     pub async fn object(&self, options: ReadOptions, key: &Key) -> Result<Option<StoredObject>, ReadError> {
+        self.object_for_range(options, key, None).await
+    }
+
+    /// Returns the object at `key` like [`Self::object`], for a request that needs only this range of it. Of a remote
+    /// object that is not cached, only the range is read, unless the object is small.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Self::object`].
+    pub async fn object_for_range(
+        &self,
+        options: ReadOptions,
+        key: &Key,
+        range: Option<Range<u64>>,
+    ) -> Result<Option<StoredObject>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);
         }
         let missing = self.missing_names();
-        let source = ObjectSource { objects: &self.resources.objects, store: &self.store, key, missing };
+        let source = ObjectSource { objects: &self.resources.objects, store: &self.store, key, missing, range };
         let fresh_since = self.fresh_since(options, key);
         let entry = self.object_entries().get(&self.object_cache_key(key), options, fresh_since, &source).await?;
         Ok(entry.object.clone())

@@ -263,6 +263,21 @@ fn requested_range<'a>(headers: &'a HeaderMap, etag: Option<&str>, modified: Opt
     is_current.then_some(range)
 }
 
+/// Returns the part of an entity of `len` bytes that a request needs, or `None` if it needs all of it. If the length is
+/// unknown, it is `u64::MAX`, and so is the end of a part without an end.
+pub(crate) fn requested_part(headers: &HeaderMap, len: u64) -> Option<Range<u64>> {
+    let Some(ConditionalOutcome::Partial(range)) = parse_range(headers.get(RANGE)?.to_str().ok()?, len) else {
+        return None;
+    };
+    (range != (0..len)).then_some(range)
+}
+
+/// Returns true if a request asks for the last bytes of an entity, so that the part depends on the length.
+pub(crate) fn requests_suffix(headers: &HeaderMap) -> bool {
+    let range = headers.get(RANGE).and_then(|range| range.to_str().ok()?.split_once('='));
+    range.is_some_and(|(_, spec)| spec.trim_start().starts_with('-'))
+}
+
 /// Returns true if an `If-Range` names exactly this entity, by its strong tag or its exact date (RFC 9110 §13.1.5).
 fn if_range_matches(condition: &HeaderValue, etag: Option<&str>, modified: Option<SystemTime>) -> bool {
     let matches_etag = etag.is_some_and(|etag| etag.starts_with('"') && condition.as_bytes() == etag.as_bytes());
@@ -330,6 +345,19 @@ mod tests {
     fn evaluate_headers(headers: &[(&'static str, &str)]) -> ConditionalOutcome {
         let modified = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_500);
         evaluate_for(&entity(Some("\"a-1\""), modified, 10), headers)
+    }
+
+    #[test]
+    fn the_part_that_a_request_needs_is_known_before_the_length_unless_it_is_a_suffix() {
+        let part = |range: &str, len| requested_part(&HeaderMap::from_iter([(RANGE, range.parse().unwrap())]), len);
+        assert_eq!(part("bytes=16-31", u64::MAX), Some(16..32));
+        assert_eq!(part("bytes=16-", u64::MAX), Some(16..u64::MAX));
+        assert_eq!(part("bytes=-4", 10), Some(6..10));
+        for whole in ["bytes=0-", "bytes=0-1,4-5", "lines=0-1"] {
+            assert_eq!(part(whole, u64::MAX), None, "{whole}");
+        }
+        assert!(requests_suffix(&HeaderMap::from_iter([(RANGE, HeaderValue::from_static("bytes=-4"))])));
+        assert!(!requests_suffix(&HeaderMap::from_iter([(RANGE, HeaderValue::from_static("bytes=4-"))])));
     }
 
     #[test]

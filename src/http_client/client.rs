@@ -134,22 +134,17 @@ impl HttpClient {
 fn is_permanent(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if is_certificate_error(error) {
+        if matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_))) {
             return true;
         }
-        if let Some(error) = error.downcast_ref::<io::Error>()
-            && (error.kind() == io::ErrorKind::InvalidInput
-                || error.get_ref().is_some_and(|inner| is_certificate_error(inner)))
-        {
-            return true;
-        }
-        cause = error.source();
+        cause = match error.downcast_ref::<io::Error>() {
+            Some(error) if error.kind() == io::ErrorKind::InvalidInput => return true,
+            // The source of an I/O error is that of the error inside it.
+            Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+            None => error.source(),
+        };
     }
     false
-}
-
-fn is_certificate_error(error: &(dyn Error + 'static)) -> bool {
-    matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// Returns the texts of an error and of its causes, without repetitions.
@@ -168,6 +163,8 @@ pub fn describe_error(error: &dyn Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -226,6 +223,28 @@ mod tests {
         let (response, head) = tokio::join!(client.send(get("http://store.example/a")), receive);
         assert_eq!(response.unwrap().status(), 204);
         assert!(head.starts_with("get http://store.example/a ") && head.contains("proxy-authorization"), "{head}");
+    }
+
+    #[tokio::test]
+    async fn a_certificate_that_is_not_trusted_is_a_permanent_failure() {
+        let identity = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let private_key = rustls::pki_types::PrivateKeyDer::try_from(identity.signing_key.serialize_der()).unwrap();
+        let config = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![identity.cert.der().clone()], private_key)
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://localhost:{}/", listener.local_addr().unwrap().port());
+        let accept = async {
+            let (socket, _) = listener.accept().await.unwrap();
+            let _ = tokio_rustls::TlsAcceptor::from(Arc::new(config)).accept(socket).await;
+        };
+        let client = HttpClient::new(&HttpClientOptions::default()).unwrap();
+        let (response, ()) = tokio::join!(client.send(get(&url)), accept);
+        let error = response.unwrap_err();
+        assert!(error.is_permanent && error.to_string().contains("certificate"), "{error}");
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ use super::read_stats::ReadStats;
 use crate::cache::{self, LoadTimes, Permit, ReadError, TORN_READ_RETRY_DELAY};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
-use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, StoreError};
+use crate::store::{Key, Object, ObjectData, ObjectMeta, StoreError};
 use n5_format::{BlockHeader, Codec, Coords, GridPosition, RangeRead, RangeReads, Region};
 
 /// Largest block that is read whole unless the plan requires partial reads, in bytes. A whole read is cached, so that
@@ -117,15 +117,15 @@ async fn paste_parts_once(
     let key = dataset.block_key(position);
     let started = Instant::now();
     let checked_at = cache::now();
-    let inline_limit = InlineLimit::new(0);
-    let opening = container.store.get(&key, &inline_limit);
+    let max_head_bytes = BlockHeader::max_len(attributes.rank());
+    let opening = container.store.open_range(&key, 0..max_head_bytes);
     let budget = &container.resources.slice_budget;
     let object = budget.abort_if_contended(|| container.store_pressure(), &dataset.key, opening).await??;
     let Some(Object { meta, data }) = object else {
         context.source.remember_missing(position, checked_at);
         return Ok(None);
     };
-    let head_bytes = BlockHeader::max_len(attributes.rank()).min(meta.len);
+    let head_bytes = max_head_bytes.min(meta.len);
     let head = read_range(container, &key, &data, 0..head_bytes).await?.0;
     times.add_store(started.elapsed());
     let header = BlockHeader::of_raw_block(&head, meta.len, attributes, position)

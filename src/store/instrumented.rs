@@ -88,6 +88,11 @@ impl Store for InstrumentedStore {
         Ok(object.map(|object| self.count_bytes(object)))
     }
 
+    async fn open_range(&self, key: &Key, range: Range<u64>) -> Result<Option<Object>, StoreError> {
+        let object = record(StoreOperation::GetRange, self.backend(), self.0.open_range(key, range)).await?;
+        Ok(object.map(|object| self.count_bytes(object)))
+    }
+
     async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
         Ok(match record(StoreOperation::Head, self.backend(), self.0.revalidate(key, known)).await? {
             Revalidation::Current(object) => Revalidation::Current(object.map(|object| self.count_bytes(object))),
@@ -149,6 +154,13 @@ struct InstrumentedReader {
 impl ReadAt for InstrumentedReader {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
         let bytes = record(StoreOperation::GetRange, self.backend, self.inner.read_at(range)).await?;
+        metrics::store_read_bytes(self.backend, bytes.len() as u64);
+        Ok(bytes)
+    }
+
+    async fn read_sequential(&self, range: Range<u64>, end: u64) -> Result<Bytes, StoreError> {
+        let reading = self.inner.read_sequential(range, end);
+        let bytes = record(StoreOperation::GetRange, self.backend, reading).await?;
         metrics::store_read_bytes(self.backend, bytes.len() as u64);
         Ok(bytes)
     }

@@ -13,6 +13,7 @@ mod page_cache;
 mod remote;
 
 use std::fmt;
+use std::ops::Range;
 
 use async_trait::async_trait;
 
@@ -81,6 +82,15 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// Returns a [`StoreError`] if the object cannot be read.
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError>;
+
+    /// Opens an object to read `range` of it first. The range may exceed the object. A store behind a network requests
+    /// only this range.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Self::get`].
+    async fn open_range(&self, key: &Key, _range: Range<u64>) -> Result<Option<Object>, StoreError> {
+        self.get(key, &InlineLimit::new(0)).await
+    }
 
     /// Compares an object with `known`, the entity tag and version of a cached copy; `None` if the object was missing.
     ///

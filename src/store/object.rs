@@ -99,4 +99,13 @@ pub trait ReadAt: fmt::Debug + Send + Sync {
     /// Returns [`StoreError::Truncated`] if the object has become shorter, and the errors of
     /// [`Store::get`](super::Store::get).
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError>;
+
+    /// Reads the bytes of `range` like [`Self::read_at`]. The caller reads on to `end` afterwards, so a store behind a
+    /// network requests all of it at once.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Self::read_at`].
+    async fn read_sequential(&self, range: Range<u64>, _end: u64) -> Result<Bytes, StoreError> {
+        self.read_at(range).await
+    }
 }

@@ -121,6 +121,26 @@ fn every_metric_of_the_dashboard_and_alerts_is_exported() {
     }
 }
 
+#[test]
+fn requests_to_a_store_are_in_the_metrics_and_summed_in_the_log_at_the_end() {
+    let n5 = N5::new();
+    n5.dataset("v", &[64, 64], &[32, 32], "gzip").fill(|_| true, |_| false);
+    let inner = Program::start(&format!("[[containers]]\nroot = \"{}\"\n", n5.root().display()));
+    let config = format!("[[containers]]\nname = \"em\"\nroot = \"http://{}/\"\n", inner.address);
+    let program = Program::start(&config);
+    assert_eq!(program.get("/n5/em/v/0/0").status, 200);
+    let text = program.get("/metrics").body;
+    for metric in METRICS.iter().filter(|metric| metric.name.starts_with("n5_upstream_")) {
+        let has_container = |line: &str| line.starts_with(metric.name) && line.contains("container=\"em\"");
+        assert!(text.lines().any(has_container), "{}", metric.name);
+    }
+    let found = "n5_upstream_requests_total{container=\"em\",op=\"get\",result=\"success\"}";
+    assert!(program.metric(found).unwrap() >= 1.0);
+    program.signal(rustix::process::Signal::TERM);
+    let line = program.logged("requests to the store since the start");
+    assert!(line.contains("em") && line.contains("get_bytes"), "{line}");
+}
+
 /// Runs a tool and returns its output, or `None` if the tool is not installed.
 fn run(tool: &str, arguments: &[&str]) -> Option<String> {
     match Command::new(tool).args(arguments).current_dir(path("")).output() {

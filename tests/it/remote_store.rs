@@ -111,6 +111,27 @@ async fn a_stale_entry_costs_one_conditional_request() {
 }
 
 #[tokio::test]
+async fn a_range_of_a_large_object_is_requested_alone_and_a_small_object_is_cached() {
+    let remote = remote();
+    remote.put("v/0/1", vec![7; 1 << 20]);
+    let client = client(&remote, FOREVER, FOREVER);
+    for (range, len, requests) in [
+        ("bytes=1000-1999", 1000, vec!["GET 1000..2000 of v/0/1"]),
+        ("bytes=1000-1999", 1000, vec!["GET 1000..2000 of v/0/1"]),
+        ("bytes=-10", 10, vec!["HEAD v/0/1", "GET 1048566..1048576 of v/0/1"]),
+    ] {
+        let response = client.get_with("/v/0/1", &[("range", range)]).await;
+        assert_eq!((response.status.as_u16(), response.body.len()), (206, len), "{range}");
+        assert_eq!(remote.take_requests(), requests, "{range}");
+    }
+    for requests in [vec!["GET 2..6 of v/0/0"], vec![]] {
+        let response = client.get_with("/v/0/0", &[("range", "bytes=2-5")]).await;
+        assert_eq!((response.status.as_u16(), &*response.body), (206, &[0, 2, 0, 0][..]));
+        assert_eq!(remote.take_requests(), requests);
+    }
+}
+
+#[tokio::test]
 async fn a_hole_costs_one_request() {
     let remote = remote();
     let client = client(&remote, FOREVER, RevalidationPolicy::Always);

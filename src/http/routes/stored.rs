@@ -57,7 +57,16 @@ async fn object_response(
             let Some(meta) = meta else { return Ok(None) };
             (meta, None)
         } else {
-            let stored = ReadError::hidden_as_none(container.object(context.read_options, key).await)?;
+            let headers = &context.parts.headers;
+            let mut len = u64::MAX;
+            if respond::requests_suffix(headers) {
+                let meta = ReadError::hidden_as_none(container.meta(context.read_options, key).await)?;
+                let Some(meta) = meta else { return Ok(None) };
+                len = meta.len;
+            }
+            let range = respond::requested_part(headers, len);
+            let stored = container.object_for_range(context.read_options, key, range).await;
+            let stored = ReadError::hidden_as_none(stored)?;
             let Some(stored) = stored else { return Ok(None) };
             (stored.meta().clone(), Some(stored))
         };

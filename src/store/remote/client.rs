@@ -30,6 +30,12 @@ use super::upstream::{
 use super::waiting_calls::WaitingCalls;
 use crate::http_client::HttpClient;
 
+/// Maximum number of bytes of a body that is read only to use its connection again.
+const MAX_DISCARDED_BYTES: u64 = 256 << 10;
+
+/// Maximum time in which such a body is read.
+const MAX_DISCARD_TIME: Duration = Duration::from_millis(100);
+
 /// A request for an object or a listing.
 pub(super) struct StoreRequest<'a> {
     pub(super) operation: UpstreamOperation,
@@ -51,12 +57,7 @@ impl StoreRequest<'_> {
     }
 
     fn context(&self) -> UpstreamContext {
-        UpstreamContext {
-            operation: self.operation,
-            deadline: self.deadline,
-            retries: self.retries.clone(),
-            is_speculative: false,
-        }
+        UpstreamContext { operation: self.operation, deadline: self.deadline, retries: self.retries.clone() }
     }
 }
 
@@ -147,7 +148,9 @@ impl StoreClient {
 
     /// Returns the pressure on the store.
     pub(super) fn pressure(&self) -> StorePressure {
-        self.waiting.pressure(self.service.waiting())
+        let pressure = self.waiting.pressure(self.service.waiting());
+        // A store that throttles does answer. Requests wait for the end of its pause.
+        StorePressure { is_stalled: pressure.is_stalled && !self.service.is_throttled(), ..pressure }
     }
 
     /// Returns the number of requests that the store may have open now.
@@ -197,7 +200,7 @@ impl StoreClient {
     pub(super) async fn may_continue(&self, retries: &RetryCount, deadline: Instant) -> bool {
         let failure = UpstreamFailure::new(FailureKind::Truncated, "the response broke off");
         let (operation, retries) = (UpstreamOperation::GetRange, retries.clone());
-        let context = UpstreamContext { operation, deadline, retries, is_speculative: false };
+        let context = UpstreamContext { operation, deadline, retries };
         self.service.wait_to_retry(&failure, &context).await
     }
 }
@@ -263,6 +266,14 @@ impl ResponseBody {
         Ok(Some(self.unread.split_to(self.unread.len().min(max_bytes))))
     }
 
+    /// Reads a short body to its end, so that its connection can be used again.
+    pub(super) async fn discard(&mut self, deadline: Instant) {
+        if self.announced_bytes().is_some_and(|bytes| bytes <= MAX_DISCARDED_BYTES) {
+            let deadline = deadline.min(Instant::now() + MAX_DISCARD_TIME);
+            while let Ok(Some(_)) = self.next(usize::MAX, deadline).await {}
+        }
+    }
+
     /// Returns the beginning of the body, at most `max_bytes`, and true if that is not all.
     ///
     /// # Errors
@@ -285,10 +296,10 @@ impl ResponseBody {
 
     /// Returns the error for a body that ends with a failure.
     fn broken_by(&self, failure: &UpstreamFailure) -> StoreError {
-        match failure.kind {
-            FailureKind::Timeout => StoreError::Timeout(self.action, self.key.clone()),
-            _ => self.broken(&failure.detail),
+        if failure.kind == FailureKind::Timeout {
+            return StoreError::Timeout(self.action, self.key.clone());
         }
+        self.broken(&failure.detail)
     }
 
     /// Returns the error for a body that breaks off.

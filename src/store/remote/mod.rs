@@ -17,6 +17,7 @@ mod variables;
 mod waiting_calls;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ pub use listing::{
     ListingTransport, StoreErrorCode,
 };
 use location::Location;
-use object::{CollectedObject, RemoteObject, Validators, check_encoding, if_changed};
+use object::{CollectedObject, RemoteObject, Validators, check_encoding, if_changed, range_header};
 use upstream::{
     RetryCount, UpstreamOperation, UpstreamService, UpstreamSettings, content_length, register, shared_bucket,
 };
@@ -58,9 +59,6 @@ const ATTRIBUTES: &str = "attributes.json";
 
 /// Region of a store with the protocol of S3 that names none.
 const DEFAULT_REGION: &str = "us-east-1";
-
-/// Maximum number of bytes of a body that is read only to use its connection again.
-const MAX_DISCARDED_BYTES: usize = 256 << 10;
 
 /// [`config::MAX_UNANNOUNCED_BYTES`](crate::config::MAX_UNANNOUNCED_BYTES) as a length.
 const MAX_UNANNOUNCED_BYTES: usize = 1 << 20;
@@ -97,6 +95,8 @@ impl fmt::Debug for RemoteStore {
 enum ObjectAnswer {
     Missing,
     Unchanged,
+    /// The requested range lies beyond the end of the object.
+    Unsatisfiable,
     Found(Box<StoreResponse>),
 }
 
@@ -194,7 +194,7 @@ impl RemoteStore {
         self.client.location.provider
     }
 
-    /// Requests the object at `key`. `headers` are conditions, without which it is never unchanged.
+    /// Requests the object at `key`, or a range of it. `headers` are conditions, without which it is never unchanged.
     ///
     /// # Errors
     /// Returns an error unless the store sends the object or says that there is none, or that it is unchanged.
@@ -202,7 +202,8 @@ impl RemoteStore {
         &self,
         action: &'static str,
         key: &Key,
-        headers: Vec<(HeaderName, HeaderValue)>,
+        mut headers: Vec<(HeaderName, HeaderValue)>,
+        range: Option<&Range<u64>>,
         deadline: Instant,
         retries: &RetryCount,
     ) -> Result<ObjectAnswer, StoreError> {
@@ -211,13 +212,14 @@ impl RemoteStore {
         }
         let url = self.client.location.object_url(key);
         let is_conditional = !headers.is_empty();
-        let operation = UpstreamOperation::Get;
+        headers.extend(range.map(range_header));
+        let operation = if range.is_some() { UpstreamOperation::GetRange } else { UpstreamOperation::Get };
         let retries = retries.clone();
         let request = StoreRequest { operation, action, key, url, headers, deadline, retries };
         let started = Instant::now();
         let response = self.client.send(&request).await?;
         match response.status {
-            StatusCode::OK => {
+            status if status == StatusCode::OK || status == StatusCode::PARTIAL_CONTENT && range.is_some() => {
                 self.forbidden.record_readable(key, started);
                 check_encoding(key, &response.headers)?;
                 response.check_end()?;
@@ -227,6 +229,7 @@ impl RemoteStore {
                 self.forbidden.record_readable(key, started);
                 return Ok(ObjectAnswer::Unchanged);
             }
+            StatusCode::RANGE_NOT_SATISFIABLE if range.is_some() => return Ok(ObjectAnswer::Unsatisfiable),
             status if status.is_redirection() && self.is_directory_redirect(key, &response) => {
                 return Ok(ObjectAnswer::Missing);
             }
@@ -305,6 +308,17 @@ impl RemoteStore {
         Ok(self.client.send(&head_request("read", key, url, deadline)).await?.status)
     }
 
+    /// Opens an object without reading any of its bytes.
+    async fn open_unread(&self, key: &Key, deadline: Instant) -> Result<Option<Object>, StoreError> {
+        let url = self.client.location.object_url(key);
+        let response = self.client.send(&head_request("read", key, url, deadline)).await?;
+        let Some(len) = content_length(&response.headers).filter(|_| response.status == StatusCode::OK) else {
+            return Store::get(self, key, &InlineLimit::new(0)).await;
+        };
+        let object = RemoteObject::without_response(Arc::clone(&self.client), key, &response.headers, len);
+        Ok(Some(Object { meta: object.meta().clone(), data: ObjectData::Open(Arc::new(object)) }))
+    }
+
     /// Returns the object of a response. Its bytes are read if `inline` allows that.
     async fn to_object(
         &self,
@@ -326,7 +340,7 @@ impl RemoteStore {
         let object = RemoteObject::new(Arc::clone(&self.client), key, response, len);
         let meta = object.meta().clone();
         if len <= inline.bytes()
-            && let Some(bytes) = object.read_range(0..len, deadline, retries, || len <= inline.bytes()).await?
+            && let Some(bytes) = object.read_range(0..len, len, deadline, retries, || len <= inline.bytes()).await?
         {
             return Ok(Object { meta, data: ObjectData::InMemory(bytes) });
         }
@@ -386,8 +400,8 @@ impl Store for RemoteStore {
         }
         drop(response);
         // Only the response to GET says why an object cannot be read.
-        Ok(match self.request_object("stat", key, Vec::new(), deadline, &RetryCount::default()).await? {
-            ObjectAnswer::Missing | ObjectAnswer::Unchanged => None,
+        Ok(match self.request_object("stat", key, Vec::new(), None, deadline, &RetryCount::default()).await? {
+            ObjectAnswer::Missing | ObjectAnswer::Unchanged | ObjectAnswer::Unsatisfiable => None,
             ObjectAnswer::Found(response) => match response.body.announced_bytes() {
                 Some(len) => Some(Validators::of(&response.headers).meta(len)),
                 None => Some(self.collect(key, *response, deadline).await?.0),
@@ -398,21 +412,37 @@ impl Store for RemoteStore {
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         let deadline = self.client.deadline();
         let retries = RetryCount::default();
-        match self.request_object("read", key, Vec::new(), deadline, &retries).await? {
-            ObjectAnswer::Missing | ObjectAnswer::Unchanged => Ok(None),
+        match self.request_object("read", key, Vec::new(), None, deadline, &retries).await? {
+            ObjectAnswer::Missing | ObjectAnswer::Unchanged | ObjectAnswer::Unsatisfiable => Ok(None),
             ObjectAnswer::Found(response) => self.to_object(key, *response, inline, deadline, &retries).await.map(Some),
         }
+    }
+
+    async fn open_range(&self, key: &Key, range: Range<u64>) -> Result<Option<Object>, StoreError> {
+        let (deadline, retries) = (self.client.deadline(), RetryCount::default());
+        let response = match self.request_object("read", key, Vec::new(), Some(&range), deadline, &retries).await? {
+            ObjectAnswer::Missing | ObjectAnswer::Unchanged => return Ok(None),
+            ObjectAnswer::Unsatisfiable => return self.open_unread(key, deadline).await,
+            ObjectAnswer::Found(response) => *response,
+        };
+        if response.status == StatusCode::OK && response.body.announced_bytes().is_none() {
+            return self.to_object(key, response, &InlineLimit::new(0), deadline, &retries).await.map(Some);
+        }
+        let object = RemoteObject::of_range(Arc::clone(&self.client), key, response, &range)?;
+        object.release_permit();
+        Ok(Some(Object { meta: object.meta().clone(), data: ObjectData::Open(Arc::new(object)) }))
     }
 
     async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
         let deadline = self.client.deadline();
         let condition = known.map(|(etag, _)| if_changed(etag)).unwrap_or_default();
-        let mut response = match self.request_object("read", key, condition, deadline, &RetryCount::default()).await? {
-            ObjectAnswer::Unchanged => return Ok(Revalidation::Unchanged),
-            ObjectAnswer::Missing if known.is_none() => return Ok(Revalidation::Unchanged),
-            ObjectAnswer::Missing => return Ok(Revalidation::Current(None)),
-            ObjectAnswer::Found(response) => response,
-        };
+        let mut response =
+            match self.request_object("read", key, condition, None, deadline, &RetryCount::default()).await? {
+                ObjectAnswer::Unchanged | ObjectAnswer::Unsatisfiable => return Ok(Revalidation::Unchanged),
+                ObjectAnswer::Missing if known.is_none() => return Ok(Revalidation::Unchanged),
+                ObjectAnswer::Missing => return Ok(Revalidation::Current(None)),
+                ObjectAnswer::Found(response) => response,
+            };
         let Some(len) = response.body.announced_bytes() else {
             let (meta, collected) = self.collect(key, *response, deadline).await?;
             if known.is_some_and(|(_, version)| version == meta.version) {
@@ -423,9 +453,7 @@ impl Store for RemoteStore {
         let meta = Validators::of(&response.headers).meta(len);
         if known.is_some_and(|(_, version)| version == meta.version) {
             // The store has ignored the condition.
-            if len <= MAX_DISCARDED_BYTES as u64 {
-                while let Ok(Some(_)) = response.body.next(MAX_DISCARDED_BYTES, deadline).await {}
-            }
+            response.body.discard(deadline).await;
             return Ok(Revalidation::Unchanged);
         }
         let object = RemoteObject::new(Arc::clone(&self.client), key, *response, len);
@@ -474,7 +502,7 @@ impl Store for RemoteStore {
             return Ok(());
         }
         let Ok(key) = Key::root().child(ATTRIBUTES) else { return Ok(()) };
-        match self.request_object("read", &key, Vec::new(), deadline, &RetryCount::default()).await {
+        match self.request_object("read", &key, Vec::new(), None, deadline, &RetryCount::default()).await {
             Ok(_) => Ok(()),
             // The root need not have attributes, and a store that forbids listings then answers 403.
             Err(StoreError::Denied { .. }) if self.is_directory(&Key::root()).await.is_ok() => Ok(()),
@@ -514,10 +542,10 @@ impl ListingTransport for RemoteStore {
 
     async fn has_object(&self, key: &Key) -> Result<bool, StoreError> {
         let deadline = self.client.deadline();
-        Ok(matches!(
-            self.request_object("stat", key, Vec::new(), deadline, &RetryCount::default()).await?,
-            ObjectAnswer::Found(_)
-        ))
+        let answer = self.request_object("stat", key, Vec::new(), None, deadline, &RetryCount::default()).await?;
+        let ObjectAnswer::Found(mut response) = answer else { return Ok(false) };
+        response.body.discard(deadline).await;
+        Ok(true)
     }
 }
 

@@ -4,7 +4,8 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -24,6 +25,12 @@ use super::client::{ResponseBody, StoreClient, StoreRequest, StoreResponse};
 use super::failure::error_of_answer;
 use super::upstream::{RetryCount, UpstreamOperation};
 use crate::runtime::fair_queue::FairPermit;
+
+/// Maximum number of responses of an object that readers have read in part and may continue.
+const MAX_STARTED_BODIES: usize = 4;
+
+/// Maximum number of bytes before a range that are read and dropped if a server ignores ranges.
+const MAX_SKIPPED_BYTES: u64 = 16 << 20;
 
 /// Beginning of the entity tags that stand for the weak tags of a store.
 const WEAK_PREFIX: &str = "\"weak-";
@@ -124,8 +131,10 @@ pub(super) struct RemoteObject {
     key: Key,
     meta: ObjectMeta,
     validators: Validators,
-    /// The response that has begun. Reads continue it as long as they follow each other.
-    started: Mutex<Option<StartedBody>>,
+    /// The responses that have begun. A read continues the one that has reached its beginning.
+    started: Mutex<Vec<StartedBody>>,
+    /// True if the server has answered a request for a range with the whole object.
+    ignores_ranges: AtomicBool,
 }
 
 /// A body that has been read in part.
@@ -146,36 +155,76 @@ impl fmt::Debug for StartedBody {
 impl RemoteObject {
     /// Wraps a response with the whole object, which has `len` bytes.
     pub(super) fn new(client: Arc<StoreClient>, key: &Key, response: StoreResponse, len: u64) -> Self {
-        let validators = Validators::of(&response.headers);
+        let object = Self::without_response(client, key, &response.headers, len);
+        object.keep(StartedBody { body: response.body, position: 0, end: len });
+        object
+    }
+
+    /// Wraps a response to the request for a `range`, which may exceed the object. The response has this part of the
+    /// object, or all of it if the server ignores ranges.
+    ///
+    /// # Errors
+    /// Returns an error if the response has another range.
+    pub(super) fn of_range(
+        client: Arc<StoreClient>,
+        key: &Key,
+        response: StoreResponse,
+        range: &Range<u64>,
+    ) -> Result<Self, StoreError> {
+        if response.status != StatusCode::PARTIAL_CONTENT {
+            let len = response.body.announced_bytes().unwrap_or_default();
+            let object = Self::new(client, key, response, len);
+            object.ignores_ranges.store(true, Ordering::Relaxed);
+            return Ok(object);
+        }
+        let Some((first, last, len)) = content_range(&response.headers)
+            .filter(|(first, last, len)| *first == range.start && (first..len).contains(&last) && *last < range.end)
+        else {
+            return Err(response.body.failed("the server sent another range than was requested"));
+        };
+        let object = Self::without_response(client, key, &response.headers, len);
+        object.keep(StartedBody { body: response.body, position: first, end: last.saturating_add(1) });
+        Ok(object)
+    }
+
+    /// Creates an object of `len` bytes that is read by further requests. `headers` are those of a response about it.
+    pub(super) fn without_response(client: Arc<StoreClient>, key: &Key, headers: &HeaderMap, len: u64) -> Self {
+        let validators = Validators::of(headers);
         let meta = validators.meta(len);
-        let started = Mutex::new(Some(StartedBody { body: response.body, position: 0, end: len }));
-        Self { client, key: key.clone(), meta, validators, started }
+        let (started, ignores_ranges) = (Mutex::default(), AtomicBool::new(false));
+        Self { client, key: key.clone(), meta, validators, started, ignores_ranges }
     }
 
     /// Lets other requests use the permit of the response until its bytes are read.
     pub(super) fn release_permit(&self) {
-        if let Some(started) = &*self.started.lock().unwrap_or_else(PoisonError::into_inner) {
+        for started in &*self.lock() {
             started.body.release_permit();
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<StartedBody>> {
+        self.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn meta(&self) -> &ObjectMeta {
         &self.meta
     }
 
-    /// Reads the bytes of `range`. Returns `None` as soon as `is_wanted` returns false. `retries` counts the requests by
-    /// which it continues after a response broke off.
+    /// Reads the bytes of `range`, and requests those up to `end` as well if it sends a request. Returns `None` as soon
+    /// as `is_wanted` returns false. `retries` counts the requests that continue a response which broke off.
     ///
     /// # Errors
     /// Returns an error if the bytes cannot be read, or if the object has changed.
     pub(super) async fn read_range(
         &self,
         range: Range<u64>,
+        end: u64,
         deadline: Instant,
         retries: &RetryCount,
         is_wanted: impl Fn() -> bool,
     ) -> Result<Option<Bytes>, StoreError> {
         let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        let end = end.clamp(range.end, self.meta.len.max(range.end));
         if range.end > self.meta.len {
             return Err(StoreError::Truncated(self.key.clone()));
         }
@@ -184,11 +233,14 @@ impl RemoteObject {
         }
         let mut bytes = Vec::with_capacity(len);
         let mut started = self.take_started(range.start);
+        if let Some(started) = &mut started {
+            self.skip_to(range.start, started, deadline).await?;
+        }
         while bytes.len() < len {
             let position = range.start.saturating_add(bytes.len() as u64);
             let mut current = match started.take() {
                 Some(current) => current,
-                None => self.open_range(position..range.end, deadline, retries).await?,
+                None => self.open_range(position..end, deadline, retries).await?,
             };
             match self.continue_reading(&mut current, &mut bytes, len, deadline, &is_wanted).await {
                 Ok(true) => started = Some(current),
@@ -199,7 +251,7 @@ impl RemoteObject {
         }
         if let Some(started) = started.filter(|started| started.position < started.end) {
             started.body.release_permit();
-            *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
+            self.keep(started);
         }
         Ok(Some(bytes.into()))
     }
@@ -226,10 +278,45 @@ impl RemoteObject {
         Ok(true)
     }
 
-    /// Takes the response that has begun, if its next byte is that at `position`. Drops a response that is elsewhere.
+    /// Keeps a response that has been read in part. If there are too many, the oldest one is dropped.
+    fn keep(&self, body: StartedBody) {
+        let mut started = self.lock();
+        if started.len() >= MAX_STARTED_BODIES {
+            started.remove(0);
+        }
+        started.push(body);
+    }
+
+    /// Takes a response whose next byte is that at `position`. If the server ignores ranges, one that is before it will
+    /// do as well.
     fn take_started(&self, position: u64) -> Option<StartedBody> {
-        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-        started.take().filter(|started| started.position == position)
+        let mut started = self.lock();
+        let ignores_ranges = self.ignores_ranges.load(Ordering::Relaxed);
+        let is_usable = |body: &StartedBody| body.position == position || ignores_ranges && body.position < position;
+        let candidates = started.iter().enumerate().filter(|(_, body)| is_usable(body));
+        let (index, _) = candidates.max_by_key(|(_, body)| body.position)?;
+        Some(started.remove(index))
+    }
+
+    /// Drops the bytes of a response before `position`.
+    ///
+    /// # Errors
+    /// Returns an error if they are too many.
+    async fn skip_to(&self, position: u64, started: &mut StartedBody, deadline: Instant) -> Result<(), StoreError> {
+        if position.saturating_sub(started.position) > MAX_SKIPPED_BYTES {
+            return Err(started.body.failed(&format!(
+                "the server ignores the header Range, so no part of an object can be read that begins after its first \
+                 {MAX_SKIPPED_BYTES} bytes"
+            )));
+        }
+        while started.position < position {
+            let rest = usize::try_from(position - started.position).unwrap_or(usize::MAX);
+            let Some(skipped) = started.body.next(rest, deadline).await? else {
+                return Err(StoreError::Torn(self.key.clone()));
+            };
+            started.position = started.position.saturating_add(skipped.len() as u64);
+        }
+        Ok(())
     }
 
     /// Requests a range of the object.
@@ -252,14 +339,12 @@ impl RemoteObject {
                 "the server sends neither a strong ETag nor a valid Last-Modified, so the object cannot be read in parts",
             ));
         };
-        let bytes = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
-        let bytes = HeaderValue::from_str(&bytes).map_err(|error| failed(&error.to_string()))?;
         let request = StoreRequest {
             operation: UpstreamOperation::GetRange,
             action: "read",
             key: &self.key,
             url: self.client.location.object_url(&self.key),
-            headers: vec![(RANGE, bytes), condition],
+            headers: vec![range_header(&range), condition],
             deadline,
             retries: retries.clone(),
         };
@@ -280,19 +365,13 @@ impl RemoteObject {
         let is_partial = response.status == StatusCode::PARTIAL_CONTENT;
         let (position, end) = if is_partial { (range.start, range.end) } else { (0, self.meta.len) };
         let mut started = StartedBody { body: response.body, position, end };
-        if is_partial {
-            let sent = response.headers.get(CONTENT_RANGE).and_then(|value| parse_content_range(value.to_str().ok()?));
-            if sent != Some((range.start, range.end.saturating_sub(1), self.meta.len)) {
-                return Err(failed("the server sent another range than was requested"));
-            }
+        let sent = content_range(&response.headers);
+        if is_partial && sent != Some((range.start, range.end.saturating_sub(1), self.meta.len)) {
+            return Err(failed("the server sent another range than was requested"));
         }
-        // A server that ignores ranges sends the whole object.
-        while started.position < range.start {
-            let rest = usize::try_from(range.start - started.position).unwrap_or(usize::MAX);
-            let Some(skipped) = started.body.next(rest, deadline).await? else {
-                return Err(StoreError::Torn(self.key.clone()));
-            };
-            started.position = started.position.saturating_add(skipped.len() as u64);
+        if !is_partial {
+            self.ignores_ranges.store(true, Ordering::Relaxed);
+            self.skip_to(range.start, &mut started, deadline).await?;
         }
         Ok(started)
     }
@@ -301,7 +380,12 @@ impl RemoteObject {
 #[async_trait]
 impl ReadAt for RemoteObject {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let bytes = self.read_range(range, self.client.deadline(), &RetryCount::default(), || true).await?;
+        let end = range.end;
+        self.read_sequential(range, end).await
+    }
+
+    async fn read_sequential(&self, range: Range<u64>, end: u64) -> Result<Bytes, StoreError> {
+        let bytes = self.read_range(range, end, self.client.deadline(), &RetryCount::default(), || true).await?;
         bytes.ok_or_else(|| StoreError::Preempted(self.key.clone()))
     }
 }
@@ -340,6 +424,19 @@ pub(super) fn check_encoding(key: &Key, headers: &HeaderMap) -> Result<(), Store
         String::from_utf8_lossy(encoding).escape_debug()
     );
     Err(StoreError::Io { action: "read", key: key.clone(), cause: Arc::new(io::Error::other(reason)) })
+}
+
+/// Returns the header that requests `range`. A range without an end has the end `u64::MAX`.
+pub(super) fn range_header(range: &Range<u64>) -> (HeaderName, HeaderValue) {
+    let last = if range.end == u64::MAX { String::new() } else { range.end.saturating_sub(1).to_string() };
+    // Digits are valid in a header.
+    let value = HeaderValue::from_str(&format!("bytes={}-{last}", range.start));
+    (RANGE, value.unwrap_or(HeaderValue::from_static("bytes=0-")))
+}
+
+/// Returns the first and the last position of the range that a response has, and the length of the object.
+fn content_range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
+    parse_content_range(headers.get(CONTENT_RANGE)?.to_str().ok()?)
 }
 
 /// Parses `bytes FIRST-LAST/TOTAL`.

@@ -7,6 +7,7 @@ use object_store::aws::AwsCredential;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+use super::super::object::ReadAt;
 use super::upstream::{UpstreamBucket, UpstreamCounters};
 use super::*;
 
@@ -203,6 +204,81 @@ async fn a_response_that_breaks_off_is_continued_and_never_taken_as_whole() {
     .await;
     let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
     assert!(matches!(read(&store, "a").await, Err(StoreError::Torn(_))));
+}
+
+/// Returns the answer with the bytes from `first` of an object of `len` digits.
+fn part(first: usize, bytes: &str, len: usize) -> String {
+    let range = format!("ETag: \"1\"\r\nContent-Range: bytes {first}-{}/{len}\r\n", first + bytes.len() - 1);
+    answer("206 Partial Content", &range, bytes)
+}
+
+async fn open_range(store: &RemoteStore, range: Range<u64>) -> Result<Arc<dyn ReadAt>, StoreError> {
+    let object = store.open_range(&key("a"), range).await?.unwrap();
+    let ObjectData::Open(reader) = object.data else { panic!("it is only opened") };
+    Ok(reader)
+}
+
+#[tokio::test]
+async fn a_range_of_an_unknown_object_costs_one_request_for_its_bytes() {
+    let server = ScriptedServer::start(vec![part(4, "45", 700)]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    let object = store.open_range(&key("a"), 4..6).await.unwrap().unwrap();
+    assert_eq!(object.meta.len, 700);
+    let ObjectData::Open(reader) = object.data else { panic!("it is only opened") };
+    assert_eq!(reader.read_at(4..6).await.unwrap(), "45");
+    let requests = server.take_requests();
+    assert!(requests.len() == 1 && requests[0].contains("range: bytes=4-5\r\n"), "{requests:?}");
+    // The end of a range may exceed the object.
+    let server = ScriptedServer::start(vec![part(4, "456789", 10)]).await;
+    let reader = open_range(&server.store(Provider::S3, ForbiddenPolicy::Auto), 4..u64::MAX).await.unwrap();
+    assert_eq!(reader.read_at(4..10).await.unwrap(), "456789");
+    assert!(server.take_requests()[0].contains("range: bytes=4-\r\n"));
+    // A range that lies beyond the end shows the length by another request.
+    let beyond = answer("416 Range Not Satisfiable", "", "");
+    let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nETag: \"1\"\r\nContent-Length: 3\r\n\r\n".to_owned();
+    let server = ScriptedServer::start(vec![beyond, head]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert_eq!(store.open_range(&key("a"), 4..6).await.unwrap().unwrap().meta.len, 3);
+    assert!(server.take_requests()[1].starts_with("head "));
+    for wrong in [part(5, "56", 700), part(4, "456", 700), answer("206 Partial Content", "ETag: \"1\"\r\n", "45")] {
+        let server = ScriptedServer::start(vec![wrong]).await;
+        let error = open_range(&server.store(Provider::S3, ForbiddenPolicy::Auto), 4..6).await.unwrap_err();
+        assert!(error.to_string().contains("another range"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn readers_that_read_on_cost_one_request_each() {
+    let server = ScriptedServer::start(vec![part(4, "456789", 10), part(2, "23456", 10), part(0, "012", 10)]).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    let reader = open_range(&store, 4..10).await.unwrap();
+    assert_eq!(reader.read_sequential(4..6, 10).await.unwrap(), "45");
+    // Another reader of the same object requests all that it will read, and does not end the first one.
+    assert_eq!(reader.read_sequential(2..4, 7).await.unwrap(), "23");
+    assert_eq!(reader.read_sequential(6..9, 10).await.unwrap(), "678");
+    assert_eq!(reader.read_sequential(4..6, 7).await.unwrap(), "45");
+    assert_eq!(reader.read_sequential(6..7, 7).await.unwrap(), "6");
+    assert_eq!(reader.read_sequential(9..10, 10).await.unwrap(), "9");
+    assert_eq!(server.take_requests().len(), 2);
+    assert_eq!(reader.read_at(0..3).await.unwrap(), "012");
+    let requests = server.take_requests();
+    assert!(requests.len() == 1 && requests[0].contains("range: bytes=0-2\r\n"), "{requests:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_ignores_ranges_sends_an_object_once_and_no_part_behind_many_bytes() {
+    let server = ScriptedServer::start(vec![answer("200 OK", "ETag: \"1\"\r\n", "0123456789")]).await;
+    let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
+    let reader = open_range(&store, 4..8).await.unwrap();
+    assert_eq!(reader.read_sequential(4..6, 8).await.unwrap(), "45");
+    assert_eq!(reader.read_sequential(6..8, 8).await.unwrap(), "67");
+    assert_eq!(server.take_requests().len(), 1);
+    let large = "HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: 20000000\r\n\r\n0".to_owned();
+    let server = ScriptedServer::start(vec![large]).await;
+    let reader =
+        open_range(&server.store(Provider::Http, ForbiddenPolicy::Auto), 18_000_000..18_000_010).await.unwrap();
+    let error = reader.read_at(18_000_000..18_000_010).await.unwrap_err();
+    assert!(error.to_string().contains("ignores the header Range"), "{error}");
 }
 
 #[tokio::test]

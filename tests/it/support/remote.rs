@@ -81,6 +81,14 @@ impl Store for Remote {
         }))
     }
 
+    async fn open_range(&self, key: &Key, range: Range<u64>) -> Result<Option<Object>, StoreError> {
+        let method = format!("GET {}..{} of", range.start, range.end);
+        Ok(self.request(&method, key).await.map(|(meta, bytes)| {
+            let data = ObjectData::Open(Arc::new(Body(bytes)));
+            Object { meta, data }
+        }))
+    }
+
     fn sends_conditional_requests(&self) -> bool {
         !self.is_unconditional
     }

@@ -42,9 +42,6 @@ pub(in crate::store::remote) struct UpstreamContext {
     pub(in crate::store::remote) deadline: Instant,
     /// Number of retries of the operation.
     pub(in crate::store::remote) retries: RetryCount,
-    /// True if no client waits for the answer, as with a block that is fetched ahead. Such a request takes only permits
-    /// that others leave free, and is neither retried nor hedged.
-    pub(in crate::store::remote) is_speculative: bool,
 }
 
 /// State of one bucket, which all its containers share.
@@ -74,7 +71,7 @@ impl UpstreamBucket {
         retry::next_delay(failure, &context.retries, &self.extra_requests, context.deadline)
     }
 
-    /// Counts an operation that is not a retry, of which a share may be sent in addition.
+    /// Counts an operation that is not a retry. The budgets of additional requests are shares of these operations.
     pub(super) fn deposit(&self, operation: UpstreamOperation) {
         self.extra_requests.deposit();
         if operation.is_hedged() {

@@ -63,8 +63,6 @@ pub(in crate::store::remote) struct ConcurrencyLimit {
     permits: FairSemaphore,
     state: Mutex<LimitState>,
     waiting: AtomicUsize,
-    waits: AtomicU64,
-    waited_micros: AtomicU64,
     held_back: AtomicU64,
 }
 
@@ -137,10 +135,6 @@ pub(in crate::store::remote) struct ConcurrencySnapshot {
     pub(in crate::store::remote) in_flight: usize,
     /// Requests that wait.
     pub(in crate::store::remote) waiting: usize,
-    /// Requests that have waited, since the start.
-    pub(in crate::store::remote) waits: u64,
-    /// Sum of the times that requests have waited, since the start.
-    pub(in crate::store::remote) waited: Duration,
     /// Requests that were not sent because of the queue or of a pause, since the start.
     pub(in crate::store::remote) held_back: u64,
     /// Time until the end of the pause.
@@ -165,8 +159,6 @@ impl ConcurrencyLimit {
             permits: FairSemaphore::new(state.requests(), quota(state.requests()), CostBasis::Time),
             state: Mutex::new(state),
             waiting: AtomicUsize::new(0),
-            waits: AtomicU64::new(0),
-            waited_micros: AtomicU64::new(0),
             held_back: AtomicU64::new(0),
         }
     }
@@ -216,15 +208,6 @@ impl ConcurrencyLimit {
         Some(self.permit(self.permits.try_acquire(ClientId::current().flow(0), 1)?))
     }
 
-    /// Returns a permit if the store is not throttling and less than half of the limit is in use.
-    pub(in crate::store::remote) fn try_acquire_spare(self: &Arc<Self>) -> Option<ConcurrencyPermit> {
-        let is_spare = self.permits.free() > self.lock().requests() / 2;
-        if !is_spare || self.is_throttled() {
-            return None;
-        }
-        self.try_acquire()
-    }
-
     /// Returns true if the store throttled a request within the last seconds.
     pub(in crate::store::remote) fn is_throttled(&self) -> bool {
         let (state, now) = (self.lock(), Instant::now());
@@ -238,8 +221,6 @@ impl ConcurrencyLimit {
             limit: state.requests(),
             in_flight: self.permits.taken(),
             waiting: self.waiting.load(Ordering::Relaxed),
-            waits: self.waits.load(Ordering::Relaxed),
-            waited: Duration::from_micros(self.waited_micros.load(Ordering::Relaxed)),
             held_back: self.held_back.load(Ordering::Relaxed),
             pause: state.pause(now).map_or(Duration::ZERO, |until| until - now),
         }
@@ -277,13 +258,12 @@ impl ConcurrencyLimit {
 /// A waiting request, until it is dropped.
 struct WaitingRequest<'a> {
     limit: &'a ConcurrencyLimit,
-    since: Instant,
 }
 
 impl<'a> WaitingRequest<'a> {
     fn begin(limit: &'a ConcurrencyLimit) -> Result<Self, UpstreamFailure> {
         let others = limit.waiting.fetch_add(1, Ordering::Relaxed);
-        let wait = Self { limit, since: Instant::now() };
+        let wait = Self { limit };
         if others >= MAX_WAITING {
             let detail = format!("not sent, {others} requests already wait for the store");
             return Err(UpstreamFailure::held_back(detail, limit.remaining_pause()));
@@ -294,10 +274,7 @@ impl<'a> WaitingRequest<'a> {
 
 impl Drop for WaitingRequest<'_> {
     fn drop(&mut self) {
-        let waited = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.limit.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.limit.waits.fetch_add(1, Ordering::Relaxed);
-        self.limit.waited_micros.fetch_add(waited, Ordering::Relaxed);
     }
 }
 
@@ -506,8 +483,7 @@ mod tests {
         }
         assert_eq!(*order.lock().unwrap(), (0..100).collect::<Vec<_>>());
         let snapshot = limit.snapshot();
-        assert_eq!((snapshot.in_flight, snapshot.waiting, snapshot.waits), (0, 0, 100));
-        assert!(snapshot.waited > Duration::from_secs(1), "{snapshot:?}");
+        assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]

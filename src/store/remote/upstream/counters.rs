@@ -125,6 +125,7 @@ pub(in crate::store::remote) struct OperationSnapshot {
     pub(in crate::store::remote) broken_bodies: Vec<(FailureKind, u64)>,
 }
 
+#[cfg(test)]
 impl OperationSnapshot {
     /// Returns the number of attempts with this result.
     pub(in crate::store::remote) fn result(&self, result: AttemptResult) -> u64 {

@@ -13,7 +13,7 @@ use super::super::listing::{ErrorAnswer, StoreErrorCode};
 /// Longest time that a `Retry-After` is taken to mean, so that sums of times cannot overflow.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Kind of a failure, by which requests are retried, paced and counted.
+/// Kind of a failure. It decides how requests are retried, paced and counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::store::remote) enum FailureKind {
     /// The object does not exist.
@@ -213,6 +213,7 @@ fn transport_kind(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
 
 /// Returns the time of the header `Retry-After`: a number of seconds, or a date, which is compared with the clock of
 /// the store, or else with that of this machine.
+#[expect(clippy::disallowed_methods, reason = "the header may be a date")]
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse() {

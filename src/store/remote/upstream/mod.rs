@@ -13,14 +13,18 @@ mod retry;
 mod service;
 
 pub(super) use answer::{content_length, error_answer};
-pub(super) use bucket::{UpstreamBucket, UpstreamContext};
+#[cfg(test)]
+pub(super) use bucket::UpstreamBucket;
+pub(super) use bucket::UpstreamContext;
 pub(super) use checked_body::HeldPermit;
-pub(super) use counters::{UpstreamCounters, UpstreamOperation};
+#[cfg(test)]
+pub(super) use counters::UpstreamCounters;
+pub(super) use counters::UpstreamOperation;
 pub(super) use failure::{FailureKind, UpstreamFailure};
 pub use registry::{log_upstream_costs, record_upstream_metrics};
 pub(super) use registry::{register, shared_bucket};
 pub(super) use retry::RetryCount;
-pub(super) use service::{UpstreamResponse, UpstreamService, UpstreamSettings};
+pub(super) use service::{UpstreamService, UpstreamSettings};
 
 #[cfg(test)]
 mod tests;

@@ -48,7 +48,8 @@ pub(in crate::store::remote) fn register(container: &str, bucket: &Arc<UpstreamB
 /// Sets the metrics of the requests to stores.
 pub fn record_upstream_metrics() {
     for (name, container) in &*CONTAINERS.lock().unwrap_or_else(PoisonError::into_inner) {
-        for operation in container.counters.snapshot() {
+        // Each operation has more than twenty series.
+        for operation in container.counters.snapshot().into_iter().filter(|operation| operation.requests > 0) {
             let op = operation.operation.name();
             for (result, count) in operation.results {
                 metrics::upstream_requests(name, op, result.name(), count);

@@ -103,6 +103,11 @@ impl<S: HttpService> UpstreamService<S> {
         self.bucket.limit.snapshot().limit
     }
 
+    /// Returns true if the store throttled a request within the last seconds, or has asked for a pause.
+    pub(in crate::store::remote) fn is_throttled(&self) -> bool {
+        self.bucket.limit.is_throttled()
+    }
+
     /// Sends a request, and retries it after failures that may pass. Returns the last answer, whatever its status.
     ///
     /// # Errors
@@ -113,13 +118,6 @@ impl<S: HttpService> UpstreamService<S> {
             self.counters.retry(operation);
         } else {
             self.bucket.deposit(operation);
-        }
-        if context.is_speculative {
-            let permit =
-                self.bucket.limit.try_acquire_spare().ok_or_else(|| {
-                    UpstreamFailure::held_back("not sent, the store is busy with other requests", None)
-                })?;
-            return Box::pin(self.attempt(request, context, permit, false)).await;
         }
         loop {
             let permit = self.bucket.limit.acquire(context.deadline).await?;
@@ -211,14 +209,12 @@ impl<S: HttpService> UpstreamService<S> {
             Err(failure) => Some(failure),
         };
         count.end(failure.map_or(AttemptResult::Success, |failure| AttemptResult::Failure(failure.kind)));
-        match failure {
-            Some(failure) if failure.kind == FailureKind::Throttled => permit.throttled(failure.retry_after),
-            Some(failure) if !failure.kind.is_regular() => {}
-            _ => {
-                permit.succeeded();
-                bucket.record_latency(operation, started.elapsed());
-                self.counters.first_byte(operation, started.elapsed());
-            }
+        if let Some(failure) = failure.filter(|failure| failure.kind == FailureKind::Throttled) {
+            permit.throttled(failure.retry_after);
+        } else if failure.is_none_or(|failure| failure.kind.is_regular()) {
+            permit.succeeded();
+            bucket.record_latency(operation, started.elapsed());
+            self.counters.first_byte(operation, started.elapsed());
         }
         let AnswerHead { parts, body, first, length, document, failure } = head?;
         // A client may read a long body slowly.

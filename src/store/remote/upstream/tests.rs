@@ -18,6 +18,7 @@ use object_store::client::{HttpError, HttpRequest, HttpRequestBody, HttpResponse
 use tokio::time::{Instant, sleep, timeout};
 
 use super::counters::{AttemptResult, OperationSnapshot};
+use super::service::UpstreamResponse;
 use super::*;
 
 /// What the store does with an attempt.
@@ -153,7 +154,7 @@ fn get() -> HttpRequest {
 
 fn context(operation: UpstreamOperation) -> UpstreamContext {
     let (deadline, retries) = (Instant::now() + TIMEOUT, RetryCount::default());
-    UpstreamContext { operation, deadline, retries, is_speculative: false }
+    UpstreamContext { operation, deadline, retries }
 }
 
 impl Fixture {
@@ -586,20 +587,6 @@ async fn a_caller_that_retries_shares_the_count_of_retries() {
         }
     }
     assert_eq!((attempts, fixture.store.sent(), fixture.counters().retries), (3, 3, 2));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_speculative_request_takes_only_what_others_leave_and_is_sent_once() {
-    let fixture = fixture(|_, _| Behaviour::Status(millis(100), 500, None, ""));
-    let ahead = UpstreamContext { is_speculative: true, ..context(UpstreamOperation::Get) };
-    let speculate = || fixture.service.execute(get(), &ahead);
-    assert_eq!(speculate().await.unwrap().parts.status, 500);
-    assert_eq!(fixture.store.sent(), 1);
-    let mut others = Box::pin(futures_util::future::join_all((0..32).map(|_| fixture.execute())));
-    let _ = timeout(millis(10), &mut others).await;
-    assert_eq!(speculate().await.unwrap_err().kind, FailureKind::Throttled);
-    drop(others);
-    assert_eq!(speculate().await.unwrap().parts.status, 500);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
