@@ -175,11 +175,12 @@ impl RemoteStore {
         let service = UpstreamService::new(SignedService { http, signer }, upstream, bucket, counters);
         let client = StoreClient::new(location, service, call_timeout);
         let store = Self::new(client, settings.missing_403, lister);
-        store.probe().await.map_err(|error| match &error {
-            StoreError::Io { .. } | StoreError::Timeout(..) => {
+        store.probe().await.map_err(|error| {
+            if matches!(error, StoreError::Io { .. } | StoreError::Timeout(..)) {
                 format!("the store cannot be used, check the address, store.endpoint and the network: {error}")
+            } else {
+                error.to_string()
             }
-            _ => error.to_string(),
         })?;
         Ok(store)
     }
