@@ -2,11 +2,13 @@
 //! each as soon as it is loaded. The table in `src/cache/block_load.rs` compares all ways to load a block.
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::nonblocking_gather::{GatherContext, PasteItem};
@@ -177,7 +179,11 @@ impl Gather<'_> {
                 self.stats.count_block(&position, &block);
                 items.push(PasteItem::Decoded(position, block));
             }
-            context.paste(items, &mut self.stats).await?;
+            // The other loads continue, so that the next ones begin as soon as these have ended.
+            let mut pasting = pin!(context.paste(items, &mut self.stats));
+            while let Some(more) = loads.next_unless(&mut pasting).await? {
+                loads.finished.push(more);
+            }
         }
         Ok(())
     }
@@ -192,6 +198,8 @@ struct BlockLoads<'a> {
     /// Blocks whose load has not begun, each with true if it is a retry.
     waiting: VecDeque<(GridPosition, bool)>,
     running: FuturesUnordered<BoxFuture<'a, LoadedBlock>>,
+    /// Blocks that were loaded while others were pasted.
+    finished: Vec<LoadedBlock>,
     /// Maximum number of blocks that are loaded at once.
     limit: usize,
     /// Number of blocks that are still being loaded when the next batch is looked up. None are if the store is a disk:
@@ -205,11 +213,18 @@ impl<'a> BlockLoads<'a> {
         // The holes of other stores are confirmed batch by batch.
         let confirms_nothing = context.container.store.reports_missing_root();
         let overlap = if limit > CONCURRENT_DISK_READS && confirms_nothing { limit / 2 } else { 0 };
-        Self { context, waiting: VecDeque::new(), running: FuturesUnordered::new(), limit, overlap }
+        Self {
+            context,
+            waiting: VecDeque::new(),
+            running: FuturesUnordered::new(),
+            finished: Vec::new(),
+            limit,
+            overlap,
+        }
     }
 
     fn len(&self) -> usize {
-        self.waiting.len() + self.running.len()
+        self.waiting.len() + self.running.len() + self.finished.len()
     }
 
     fn add(&mut self, positions: Vec<GridPosition>) {
@@ -221,10 +236,10 @@ impl<'a> BlockLoads<'a> {
         self.waiting.push_back((position, true));
     }
 
-    /// Begins loads up to the limit. Returns the blocks that are loaded, at least one unless there are no loads.
-    async fn next(&mut self) -> Result<Vec<LoadedBlock>, ReadError> {
+    /// Begins loads up to the limit.
+    fn begin(&mut self) {
         let context = self.context;
-        while self.running.len() < self.limit
+        while self.running.len() + self.finished.len() < self.limit
             && let Some((position, is_retry)) = self.waiting.pop_front()
         {
             let load = async move {
@@ -237,13 +252,37 @@ impl<'a> BlockLoads<'a> {
             };
             self.running.push(load.boxed());
         }
-        let next = self.running.next().map(Ok::<_, ReadError>);
-        let first = context.container.abort_if_contended(&context.dataset.key, next).await?;
-        let mut loaded: Vec<_> = first.into_iter().collect();
+    }
+
+    /// Returns the blocks that are loaded, at least one unless there are no loads.
+    async fn next(&mut self) -> Result<Vec<LoadedBlock>, ReadError> {
+        self.begin();
+        let mut loaded = std::mem::take(&mut self.finished);
+        if loaded.is_empty() {
+            let context = self.context;
+            let next = self.running.next().map(Ok::<_, ReadError>);
+            loaded.extend(context.container.abort_if_contended(&context.dataset.key, next).await?);
+        }
         while let Some(Some(next)) = self.running.next().now_or_never() {
             loaded.push(next);
         }
         Ok(loaded)
+    }
+
+    /// Returns the next loaded block, or `None` as soon as `job` has ended.
+    async fn next_unless<T>(
+        &mut self,
+        job: &mut (impl Future<Output = Result<T, ReadError>> + Unpin),
+    ) -> Result<Option<LoadedBlock>, ReadError> {
+        self.begin();
+        if self.running.is_empty() {
+            job.await?;
+            return Ok(None);
+        }
+        match select(job, self.running.next()).await {
+            Either::Left((result, _)) => result.map(|_| None),
+            Either::Right((loaded, _)) => Ok(loaded),
+        }
     }
 }
 
