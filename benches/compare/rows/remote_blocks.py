@@ -23,8 +23,8 @@ from session import Request
 RATE = 5000
 # Milliseconds that the first byte may come later than with a direct GET.
 P50, P99 = 1.0, 3.0
-# Dataset, blocks along each axis, and most responses per second of n5-server.
-KINDS = {'240 KB': ('em8-512/gzip', 8, 12_000), 'below 4 KB': ('small', 16, 40_000)}
+# Dataset, blocks along each axis, and new blocks for each second: more than twice what n5-server sends.
+KINDS = {'240 KB': ('em8-512/gzip', 8, 16_000), 'below 4 KB': ('small', 16, 48_000)}
 CONNECTIONS = 64
 # By latency: duration of a turn. Processor time has a resolution of 10 ms.
 SECONDS = {0: 1, 20: 1, 100: 2}
@@ -62,14 +62,14 @@ class Way:
 
 def rate(way, bucket, kind):
     """Return requests per second of processor time, and per second, of blocks that were never requested before."""
-    dataset, side, most = KINDS[kind]
+    dataset, side, new = KINDS[kind]
     seconds = SECONDS[bucket.milliseconds]
     paths = []
-    while len(paths) < most * seconds:
+    while len(paths) < new * seconds:
         paths += blocks(f'{way.prefix}/{bucket.copy()}/n5/{dataset}'.lstrip('/'), side)
     before = way.processor()
     load = wrk(way.port, paths, seconds, CONNECTIONS)
-    # The second thread begins in the middle of the paths.
+    # The second thread of wrk begins in the middle of the paths.
     if way.caches and load.requests > len(paths) / 2:
         raise Failed(f'{way.name}: {load.requests} requests, more than there are new blocks')
     return load.requests / (way.processor() - before), load.rate
