@@ -9,7 +9,7 @@ import pytest
 import support
 from object_stores import STORES, FakeGcs
 
-#: Number of directories, more than a store lists in one response. fake-gcs-server searches all objects for each request.
+#: Number of directories, more than a store lists in one response.
 CHILDREN = 100_000 if support.ALL else 1_200
 TESTED = [name for name, store in STORES.items() if store.lists] if support.ALL else ["moto", "seaweedfs", "azurite", "nginx"]
 
@@ -24,6 +24,7 @@ def store(request, tmp_path_factory):
 
 
 def test_a_directory_with_many_children_is_listed_completely(store):
+    # fake-gcs-server searches all objects for each request.
     names = [f"d{number:06} %2F" for number in range(min(CHILDREN, 2_500) if store.name == FakeGcs.name else CHILDREN)]
     store.upload((f"many.n5/group/{name}/attributes.json", b"{}") for name in names)
     # A hedged request is one more.

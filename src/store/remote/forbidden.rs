@@ -76,6 +76,11 @@ impl ForbiddenKeys {
         self.readable.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns true if the store is known to answer otherwise than 403 for a key that cannot exist.
+    pub(super) async fn reports_missing(&self) -> bool {
+        matches!(*self.hides_missing.lock().await, Some((false, since)) if since.elapsed() < PROBE_LIFETIME)
+    }
+
     /// Returns true if the store answers 403 for a key that cannot exist. `ask` asks it.
     ///
     /// # Errors

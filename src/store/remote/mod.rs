@@ -239,11 +239,14 @@ impl RemoteStore {
         let answer = response.error_answer();
         let is_missing = match self.forbidden.policy_for(&answer) {
             Some(ForbiddenPolicy::Always) => true,
-            Some(ForbiddenPolicy::Auto) => self.denial_means_missing(deadline).await?,
+            Some(ForbiddenPolicy::Auto) => self.denial_means_missing(key, deadline).await?,
             Some(ForbiddenPolicy::Never) | None if answer.code != StoreErrorCode::NoSuchObject => false,
             Some(ForbiddenPolicy::Never) | None if self.provider() == Provider::Http => true,
             Some(ForbiddenPolicy::Never) | None => {
-                answer.names_missing_object() || self.has_working_bucket(deadline).await?
+                answer.names_missing_object()
+                    || self.has_working_bucket(deadline).await?
+                        // The fault may have ended just now, so the object is requested again.
+                        && self.status_of(key, deadline).await? == StatusCode::NOT_FOUND
             }
         };
         if is_missing { Ok(ObjectAnswer::Missing) } else { Err(error_of_answer(action, key, &answer, None)) }
@@ -261,15 +264,20 @@ impl RemoteStore {
         self.provider() == Provider::Http && target.host() == requested.host() && path(&target) == directory
     }
 
-    /// Returns true if the store answers 403 for keys that cannot exist, although it lets an object be read.
-    async fn denial_means_missing(&self, deadline: Instant) -> Result<bool, StoreError> {
+    /// Returns true if a 403 answer for `key` means that there is no such object: the store answers 403 for keys that
+    /// cannot exist, too, although it lets an object be read.
+    async fn denial_means_missing(&self, key: &Key, deadline: Instant) -> Result<bool, StoreError> {
         let ask = async {
             let Ok(key) = Key::root().child(IMPOSSIBLE_NAME) else { return Ok(false) };
             Ok(self.status_of(&key, deadline).await? == StatusCode::FORBIDDEN)
         };
-        // The rights may have been revoked a moment ago, so an object must be readable after the denial.
+        // The rights may have been revoked a moment ago, so an object must be readable after the denial. They may be
+        // back since then, so `key` and the key that cannot exist must be denied after that.
         let denied = Instant::now();
-        Ok(self.forbidden.hides_missing(ask).await? && self.is_readable(denied, deadline).await?.unwrap_or(false))
+        Ok(!self.forbidden.reports_missing().await
+            && self.is_readable(denied, deadline).await? == Some(true)
+            && self.forbidden.hides_missing(ask).await?
+            && self.status_of(key, deadline).await? == StatusCode::FORBIDDEN)
     }
 
     /// Returns true if the bucket answers requests that begin now: for an object that was readable, or else for a

@@ -367,27 +367,49 @@ async fn faults_and_refusals_are_errors() {
 async fn a_403_means_missing_only_where_the_store_answers_so_for_impossible_keys_and_lets_objects_be_read() {
     let denied = || error("403 Forbidden", "AccessDenied");
     let head_denied = || answer("403 Forbidden", "", "");
-    // An object was readable, and an impossible key is denied too.
-    let script = vec![found("x"), denied(), head_denied(), found("x"), denied(), found("x"), denied(), head_denied()];
+    // An object is readable, and after that an impossible key and the key itself are denied.
+    let first = [found("x"), denied(), found(""), head_denied(), head_denied()];
+    let second = [denied(), found(""), head_denied()];
+    let script = [&first[..], &second[..], &[denied(), head_denied()][..]].concat();
     let server = ScriptedServer::start(script).await;
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
     assert!(read(&store, "known").await.unwrap().is_some());
     assert_eq!(read(&store, "hole").await.unwrap(), None);
     assert_eq!(read(&store, "hole").await.unwrap(), None);
     let requests = server.take_requests();
-    assert_eq!(requests.len(), 6);
-    assert!(requests[5].starts_with("head /b/v.n5/known "), "{}", requests[5]);
+    let starts = [
+        "get /b/v.n5/known ",
+        "get /b/v.n5/hole ",
+        "head /b/v.n5/known ",
+        "head /b/v.n5/.n5-server-",
+        "head /b/v.n5/hole ",
+    ];
+    assert_eq!(requests.len(), 8);
+    for (request, start) in requests.iter().zip(starts.iter().chain(&[starts[1], starts[2], starts[4]])) {
+        assert!(request.starts_with(start), "{start}: {request}");
+    }
     // The rights have been revoked: the known object is denied too.
     assert!(matches!(read(&store, "block").await, Err(StoreError::Denied { .. })));
+    // The rights are back when the known object is asked for: the denied object exists.
+    let script = vec![found("x"), denied(), found(""), head_denied(), found("")];
+    let server = ScriptedServer::start(script).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    assert!(read(&store, "known").await.unwrap().is_some());
+    assert!(matches!(read(&store, "block").await, Err(StoreError::Denied { .. })));
+    assert_eq!(server.take_requests().len(), 5);
     // Nothing was readable: the rights may have been revoked.
     let server = ScriptedServer::start(vec![denied(), head_denied()]).await;
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
     assert!(matches!(read(&store, "hole").await, Err(StoreError::Denied { .. })));
     // The store tells missing objects apart: 403 is a refusal.
-    let server = ScriptedServer::start(vec![found("x"), denied(), answer("404 Not Found", "", ""), denied()]).await;
+    let script = vec![found("x"), denied(), found(""), answer("404 Not Found", "", ""), denied()];
+    let server = ScriptedServer::start(script).await;
     let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
     assert!(read(&store, "known").await.unwrap().is_some());
-    assert!(matches!(read(&store, "secret").await, Err(StoreError::Denied { .. })));
+    for _ in 0..2 {
+        assert!(matches!(read(&store, "secret").await, Err(StoreError::Denied { .. })));
+    }
+    assert_eq!(server.take_requests().len(), 5);
     let server = ScriptedServer::start(vec![denied()]).await;
     assert_eq!(read(&server.store(Provider::S3, ForbiddenPolicy::Always), "hole").await.unwrap(), None);
     assert!(read(&server.store(Provider::S3, ForbiddenPolicy::Never), "hole").await.is_err());
@@ -404,13 +426,18 @@ async fn a_404_of_a_bucket_that_names_no_code_needs_a_sign_that_the_bucket_answe
     let server = ScriptedServer::start(vec![nameless()]).await;
     assert!(read(&server.store(Provider::S3, ForbiddenPolicy::Always), "block").await.is_err());
     // An emulator names no codes: an object that was readable still is, or the bucket can be listed.
-    let server = ScriptedServer::start(vec![found("x"), nameless(), answer("200 OK", "", "")]).await;
+    let missing = || answer("404 Not Found", "", "");
+    let server =
+        ScriptedServer::start(vec![found("x"), nameless(), found(""), missing(), nameless(), found(""), found("")])
+            .await;
     let store = server.store(Provider::Google, ForbiddenPolicy::Auto);
     assert!(read(&store, "known").await.unwrap().is_some());
     assert_eq!(read(&store, "hole").await.unwrap(), None);
+    // The fault has ended in between, and the object exists.
+    assert!(read(&store, "block").await.is_err());
     assert!(server.take_requests()[2].starts_with("head /b/v.n5/known "));
     let listed = answer("200 OK", "", "<ListBucketResult></ListBucketResult>");
-    let server = ScriptedServer::start(vec![nameless(), listed]).await;
+    let server = ScriptedServer::start(vec![nameless(), listed, missing()]).await;
     assert_eq!(read(&server.store(Provider::Google, ForbiddenPolicy::Auto), "hole").await.unwrap(), None);
     assert!(server.take_requests()[1].starts_with("get /b?"));
     // The status of an HTTP server suffices.
