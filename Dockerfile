@@ -39,7 +39,8 @@ RUN --mount=type=cache,id=n5-server-registry,target=/usr/local/cargo/registry,sh
  && cargo build --release --locked --bin n5-server --features "${features-}" \
  && install -D -m 0755 target/release/n5-server /out/usr/local/bin/n5-server \
  && install -D -m 0644 LICENSE /out/usr/share/doc/n5-server/LICENSE \
- && install -d -m 0755 /out/data
+ && install -d -m 0755 /out/data \
+ && install -d -m 0700 /cache
 
 FROM ${RUNTIME_IMAGE}
 ARG VERSION=0.1.0
@@ -50,6 +51,8 @@ LABEL org.opencontainers.image.title="n5-server" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /out/ /
+# A new volume for `cache.disk.path` gets the owner of this directory.
+COPY --from=build --chown=65532:65532 /cache/ /var/cache/n5-server/
 # The default address, loopback, is not reachable from outside the container.
 ENV N5_SERVER__LISTEN=0.0.0.0:8080
 EXPOSE 8080

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::store::{CachedStat, Key, Store};
 
@@ -80,7 +80,8 @@ impl ValidatedAt {
             return Some(true);
         }
         let current_version = match store.cached_stat(key) {
-            CachedStat::Unknown => return None,
+            // That a copy is on the disk says nothing about the store.
+            CachedStat::Unknown | CachedStat::Held { .. } => return None,
             CachedStat::Missing | CachedStat::NotAnObject => None,
             CachedStat::Object(raw_meta) => Some(raw_meta.version),
         };
@@ -103,8 +104,18 @@ impl ValidatedAt {
     }
 }
 
-/// Returns the nanoseconds since some moment before the first call; never 0.
+/// Nanoseconds from the origin of [`now`] to the start of the process: 100 years, so that the moment at which an object of
+/// the disk cache was compared with the store, by an earlier process, comes after the origin.
+const START_NANOSECONDS: u64 = 100 * 365 * 24 * 60 * 60 * 1_000_000_000;
+
+/// Returns the nanoseconds since an origin long before the start of the process.
 pub(crate) fn now() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX).saturating_add(1)
+    u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX).saturating_add(START_NANOSECONDS)
+}
+
+/// Returns the moment at which an object was last compared with the store, if it was got at `checked_at` and had this
+/// [age](crate::store::Object::age) then.
+pub(crate) fn compared_at(checked_at: u64, age: Duration) -> u64 {
+    checked_at.saturating_sub(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX))
 }

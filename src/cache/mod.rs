@@ -29,7 +29,7 @@ pub(crate) use buffers::release_with;
 pub(crate) use datasets::{AXES_BYTES, AttributesCache, CACHED_ATTRIBUTES_BYTES, GROUP_BYTES, dataset_id};
 pub use datasets::{Dataset, Group, GroupState};
 pub use error::{BudgetError, ReadError};
-pub(crate) use freshness::{FreshSince, ValidatedAt, now};
+pub(crate) use freshness::{FreshSince, ValidatedAt, compared_at, now};
 pub(crate) use known_missing::{KnownMissing, MissingKind, MissingNames};
 pub(crate) use objects::{
     BudgetedObject, MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, ObjectSource,

@@ -231,22 +231,22 @@ impl ObjectCache {
     }
 
     /// Returns an object for the cache, after the revalidation of its entry had this result. An object larger than
-    /// `max_whole_bytes` is only opened. If the object is written or truncated while it is read, it is read
-    /// once more.
+    /// `max_whole_bytes` is only opened. If the object is written or truncated while it is read, it is read once more.
+    /// Also returns its [`Object::age`].
     async fn get_for_cache(
         &self,
         store: &dyn Store,
         key: &Key,
         revalidation: Revalidation,
         max_whole_bytes: u64,
-    ) -> Result<Option<StoredObject>, ReadError> {
-        let Some(object) = self.get_revalidated(store, key, revalidation).await? else { return Ok(None) };
+    ) -> Result<Option<(StoredObject, Duration)>, ReadError> {
+        let Some((object, age)) = self.get_revalidated(store, key, revalidation).await? else { return Ok(None) };
         match self.read_for_cache(store, key, object, max_whole_bytes).await {
             Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) => {}
-            result => return result.map(Some),
+            result => return result.map(|object| Some((object, age))),
         }
-        let Some(object) = self.get(store, key).await? else { return Ok(None) };
-        self.read_for_cache(store, key, object, max_whole_bytes).await.map(Some)
+        let Some((object, age)) = self.get(store, key).await? else { return Ok(None) };
+        self.read_for_cache(store, key, object, max_whole_bytes).await.map(|object| Some((object, age)))
     }
 
     /// Returns an object that the cache may own. Reads an open object unless it is larger than
@@ -274,21 +274,22 @@ impl ObjectCache {
     }
 
     /// Returns the current object at `key`: the object that the revalidation has returned, or else one from the store.
+    /// Also returns its [`Object::age`].
     pub(crate) async fn get_revalidated(
         &self,
         store: &dyn Store,
         key: &Key,
         revalidation: Revalidation,
-    ) -> Result<Option<BudgetedObject>, ReadError> {
+    ) -> Result<Option<(BudgetedObject, Duration)>, ReadError> {
         match revalidation {
             Revalidation::Unchanged | Revalidation::Changed => self.get(store, key).await,
             Revalidation::Current(None) => Ok(None),
-            Revalidation::Current(Some(Object { meta, data: ObjectData::InMemory(bytes) })) => {
+            Revalidation::Current(Some(Object { meta, age, data: ObjectData::InMemory(bytes) })) => {
                 let permit = self.entries.take(bytes.len() as u64).await?;
-                Ok(Some(BudgetedObject::Whole(meta, bytes, permit)))
+                Ok(Some((BudgetedObject::Whole(meta, bytes, permit), age)))
             }
-            Revalidation::Current(Some(Object { meta, data: ObjectData::Open(reader) })) => {
-                Ok(Some(self.large(meta, reader)))
+            Revalidation::Current(Some(Object { meta, age, data: ObjectData::Open(reader) })) => {
+                Ok(Some((self.large(meta, reader), age)))
             }
         }
     }
@@ -307,16 +308,18 @@ impl ObjectCache {
         }
     }
 
-    /// Gets an object from the store: reads a small one, or opens a larger one.
-    async fn get(&self, store: &dyn Store, key: &Key) -> Result<Option<BudgetedObject>, ReadError> {
+    /// Gets an object from the store: reads a small one, or opens a larger one. Also returns its [`Object::age`].
+    async fn get(&self, store: &dyn Store, key: &Key) -> Result<Option<(BudgetedObject, Duration)>, ReadError> {
         let (object, permit) = self.get_inline(store, key).await?;
-        let Some(Object { meta, data }) = object else { return Ok(None) };
+        let Some(Object { meta, age, data }) = object else { return Ok(None) };
         let len = meta.len;
         match (data, permit) {
-            (ObjectData::InMemory(bytes), Some(permit)) => return Ok(Some(BudgetedObject::whole(meta, bytes, permit))),
+            (ObjectData::InMemory(bytes), Some(permit)) => {
+                return Ok(Some((BudgetedObject::whole(meta, bytes, permit), age)));
+            }
             // A store behind a network would have to send the object again.
             (ObjectData::Open(reader), _) if len > self.inline_bytes || store.sends_conditional_requests() => {
-                return Ok(Some(self.large(meta, reader)));
+                return Ok(Some((self.large(meta, reader), age)));
             }
             // Neither bytes nor open files are held while the request is waiting for memory.
             (data, permit) => drop((data, permit)),
@@ -325,9 +328,9 @@ impl ObjectCache {
         let permit = self.entries.take(len).await?;
         let getting = store.get(key, &inline);
         let object = self.budget().abort_if_contended(|| store.pressure(), key, getting).await??;
-        Ok(object.map(|Object { meta, data }| match data {
-            ObjectData::InMemory(bytes) => BudgetedObject::whole(meta, bytes, permit),
-            ObjectData::Open(reader) => self.large(meta, reader),
+        Ok(object.map(|Object { meta, age, data }| match data {
+            ObjectData::InMemory(bytes) => (BudgetedObject::whole(meta, bytes, permit), age),
+            ObjectData::Open(reader) => (self.large(meta, reader), age),
         }))
     }
 
@@ -419,8 +422,12 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
                     }
                     None => ObjectEntry::missing(false, checked_at),
                 },
-                Some(StoredObject::Whole(meta, bytes)) => ObjectEntry::whole(meta, bytes, checked_at),
-                Some(large @ StoredObject::Large(_)) => ObjectEntry::uncached(large, checked_at),
+                Some((StoredObject::Whole(meta, bytes), age)) => {
+                    ObjectEntry::whole(meta, bytes, freshness::compared_at(checked_at, age))
+                }
+                Some((large @ StoredObject::Large(_), age)) => {
+                    ObjectEntry::uncached(large, freshness::compared_at(checked_at, age))
+                }
             }))
         }
     }

@@ -1,5 +1,7 @@
 //! Options of reads: how fresh cached entries must be, and whether a read may wait.
 
+use std::time::Duration;
+
 use super::freshness::{FreshSince, now};
 pub use crate::config::RevalidationPolicy;
 use crate::config::{Config, ContainerConfig};
@@ -32,8 +34,20 @@ impl FreshnessPolicy {
 
     /// Returns the moments at or after which the stored object at `key` must have been compared with the store.
     pub(crate) fn since(self, key: &Key, request_start: u64) -> FreshSince {
-        let policy = if key.name() == Some(ATTRIBUTES) { self.metadata } else { self.data };
-        self.fresh_since(policy, request_start)
+        self.fresh_since(self.policy_of(key), request_start)
+    }
+
+    /// Returns the time for which the object at `key` is used without a comparison with the store.
+    pub(crate) fn max_age(self, key: &Key) -> Duration {
+        match self.policy_of(key) {
+            RevalidationPolicy::Always => Duration::ZERO,
+            RevalidationPolicy::Never => Duration::MAX,
+            RevalidationPolicy::After(age) => age,
+        }
+    }
+
+    fn policy_of(self, key: &Key) -> RevalidationPolicy {
+        if key.name() == Some(ATTRIBUTES) { self.metadata } else { self.data }
     }
 
     /// Returns the moments at or after which a block must have been compared with the store.

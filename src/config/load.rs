@@ -212,6 +212,7 @@ impl ConfigMerger {
             recheck_cached_data,
             remember_missing,
             immutable,
+            cache_generation,
             store,
         } = &config.container_defaults;
         let container = |(name, (_, root)): (String, (String, RootAddress))| ContainerConfig {
@@ -225,6 +226,7 @@ impl ConfigMerger {
             recheck_cached_data: *recheck_cached_data,
             remember_missing: *remember_missing,
             immutable: *immutable,
+            cache_generation: *cache_generation,
             store: store.clone(),
         };
         config.containers = names.into_iter().zip(roots).map(container).collect();

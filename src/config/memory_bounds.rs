@@ -34,6 +34,15 @@ pub const UNANNOUNCED_OBJECTS: u64 = 16;
 /// before it grows (`net.ipv4.tcp_rmem`).
 const STORE_CONNECTION_BYTES: u64 = 256 << 10;
 
+/// Maximum memory of objects that wait to be written to the cache on disk, and of the bookkeeping for them.
+const DISK_CACHE_QUEUE_BYTES: u64 = 40 << 20;
+
+/// Quotient of the size of the cache on disk and the memory of its index: an object of 64 KiB takes 64 bytes.
+const DISK_CACHE_INDEX_DIVISOR: u64 = 1024;
+
+/// Maximum memory of the index of the cache on disk: 4 million objects.
+const MAX_DISK_CACHE_INDEX_BYTES: u64 = 256 << 20;
+
 /// Memory of each thread of `server.threads` beyond [`BASELINE_THREADS`], including the threads beside it that decode
 /// blocks and make documents: stacks, and the memory that the allocator retains for each thread. Measured 3 to 7 MiB
 /// (`docs/HOSTILE.md`).
@@ -157,7 +166,7 @@ impl Config {
     /// Returns the maximum memory of threads, and of caches and budgets whose sizes are not configurable.
     fn own_bytes(&self) -> u64 {
         let known_missing = if self.remembers_missing() { KNOWN_MISSING_BYTES } else { 0 };
-        [known_missing, self.stores_bytes(), self.threads_bytes()]
+        [known_missing, self.stores_bytes(), self.disk_cache_memory_bytes(), self.threads_bytes()]
             .into_iter()
             .fold(ATTRIBUTES_CACHE_BYTES, u64::saturating_add)
     }
@@ -178,6 +187,19 @@ impl Config {
 
     fn remote_containers(&self) -> impl Iterator<Item = &ContainerConfig> {
         self.containers.iter().filter(|container| container.is_remote())
+    }
+
+    /// Returns the maximum memory of the cache on disk in bytes.
+    fn disk_cache_memory_bytes(&self) -> u64 {
+        let queue = if self.cache.disk.is_enabled() { DISK_CACHE_QUEUE_BYTES } else { 0 };
+        queue.saturating_add(self.disk_cache_index_bytes())
+    }
+
+    /// Returns the maximum memory of the index of the cache on disk in bytes; 0 if there is no such cache.
+    pub fn disk_cache_index_bytes(&self) -> u64 {
+        let disk = &self.cache.disk;
+        let bytes = (disk.size / DISK_CACHE_INDEX_DIVISOR).min(MAX_DISK_CACHE_INDEX_BYTES);
+        if disk.is_enabled() { bytes } else { 0 }
     }
 
     /// Returns the maximum memory of threads in bytes. Two of `server.threads` and the disk threads of one container

@@ -24,11 +24,11 @@ pub use root_address::{Provider, RemoteRoot, RootAddress};
 pub use roots::{short_name, split_root};
 pub use sections::{
     AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerConfig, ContainerDefaults,
-    CorsConfig, DEFAULTS, DefaultAccess, EntityTagSource, EvictionPolicy, JwtConfig, LimitsConfig, LogConfig,
-    LogFormat, MemoryConfig, MemorySizes, RequiredContainers, ServerConfig, SymlinkPolicy, SystemMemory,
+    CorsConfig, DEFAULTS, DefaultAccess, DiskCacheConfig, EntityTagSource, EvictionPolicy, JwtConfig, LimitsConfig,
+    LogConfig, LogFormat, MemoryConfig, MemorySizes, RequiredContainers, ServerConfig, SymlinkPolicy, SystemMemory,
     SystemMemorySource, TlsConfig, TracingConfig,
 };
 pub(crate) use similar::most_similar;
 pub use store_settings::{AddressingStyle, CredentialSource, ForbiddenPolicy, StoreSettings};
 pub use validate::{ConfigError, ConfigErrors};
-pub use values::{CacheControl, ListenAddress, MemoryLimit, RevalidationPolicy};
+pub use values::{CacheControl, ListenAddress, MemoryLimit, MinFree, RevalidationPolicy};

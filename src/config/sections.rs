@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::root_address::RootAddress;
 use super::store_settings::StoreSettings;
-use super::values::{self, CacheControl, ListenAddress, MemoryLimit, RevalidationPolicy};
+use super::values::{self, CacheControl, ListenAddress, MemoryLimit, MinFree, RevalidationPolicy};
 
 /// Text of `config/default.toml`: every key with its default, unit and purpose.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");
@@ -162,6 +162,9 @@ pub struct ContainerConfig {
     /// True if the container never changes, so that nothing cached is compared with the store.
     #[serde(default)]
     pub immutable: bool,
+    /// Number whose change makes the caches forget the container.
+    #[serde(default, deserialize_with = "values::count")]
+    pub cache_generation: u64,
     /// Section `[containers.store]`: access to the store of a remote container.
     #[serde(default)]
     pub store: StoreSettings,
@@ -254,6 +257,9 @@ pub struct ContainerDefaults {
     pub remember_missing: Option<Duration>,
     /// True if the container never changes, so that nothing cached is compared with the store.
     pub immutable: bool,
+    /// Number whose change makes the caches forget the containers.
+    #[serde(deserialize_with = "values::count")]
+    pub cache_generation: u64,
     /// Section `[container_defaults.store]`: access to the stores of remote containers.
     pub store: StoreSettings,
 }
@@ -406,6 +412,28 @@ pub struct CacheConfig {
     pub recheck_cached_metadata: RevalidationPolicy,
     /// Policy for comparing cached blocks with their file.
     pub recheck_cached_data: RevalidationPolicy,
+    /// Section `[cache.disk]`.
+    pub disk: DiskCacheConfig,
+}
+
+/// Section `[cache.disk]`: a cache of remote objects on a local disk.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskCacheConfig {
+    /// Directory of the cache; empty if there is none.
+    pub path: PathBuf,
+    /// Maximum size of the cache on the disk.
+    #[serde(with = "values::size")]
+    pub size: u64,
+    /// Free space that the cache leaves on the file system.
+    pub min_free: MinFree,
+}
+
+impl DiskCacheConfig {
+    /// Returns true if there is a cache on disk.
+    pub fn is_enabled(&self) -> bool {
+        !self.path.as_os_str().is_empty()
+    }
 }
 
 /// Policy of a full cache for the choice of the entry to drop.

@@ -21,6 +21,8 @@ const ROOT_ENDPOINTS: [&str; 5] = ["healthz", "readyz", "metrics", "version", "o
 const MIB: u64 = 1 << 20;
 /// Maximum size of a budget. No machine has so much memory, and sums of budgets cannot overflow.
 const MAX_BUDGET_BYTES: u64 = 1 << 50;
+/// Minimum size of the cache on disk. Its directories take up to 68 KiB for each container, which do not count.
+const MIN_DISK_CACHE_BYTES: u64 = 64 * MIB;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 /// Maximum number of concurrent requests to the store of one container.
@@ -134,6 +136,7 @@ fn validate_ranges(config: &Config, check: &mut impl FnMut(&str, Result<(), Stri
         ("limits.attributes", config.limits.attributes, 1024, 16 * MIB),
         ("clients.bytes_per_second", config.clients.bytes_per_second, 0, MAX_BUDGET_BYTES),
         ("clients.burst", config.clients.burst, 64 * 1024, MAX_BUDGET_BYTES),
+        ("cache.disk.size", config.cache.disk.size, MIN_DISK_CACHE_BYTES, MAX_BUDGET_BYTES),
     ] {
         check(key, check_range(&value, &min, &max, |bytes| values::size::format(*bytes)));
     }

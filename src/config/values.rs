@@ -287,6 +287,61 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
+/// Free space that a cache leaves on its file system: a size, or a percentage of the file system such as `5%`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub enum MinFree {
+    /// A number of bytes.
+    Bytes(u64),
+    /// A share of the size of the file system, in percent.
+    Percent(u8),
+}
+
+impl MinFree {
+    /// Largest share of a file system. A larger one would hardly leave space for a cache.
+    const MAX_PERCENT: u8 = 90;
+
+    /// Returns the number of bytes on a file system of `total_bytes`.
+    pub fn bytes(self, total_bytes: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => total_bytes / 100 * u64::from(percent),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for MinFree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // A size may be written as a number.
+        parse_text(deserializer, str::parse)
+    }
+}
+
+impl FromStr for MinFree {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(number) = text.strip_suffix('%') else {
+            return size::parse(text)
+                .map(Self::Bytes)
+                .map_err(|message| format!("{message}; or write a percentage of the file system (\"5%\")"));
+        };
+        let percent = number.trim().parse().ok().filter(|percent| *percent <= Self::MAX_PERCENT);
+        percent.map(Self::Percent).ok_or_else(|| {
+            format!("{text:?} is not a percentage: write a whole number from 0 to {} and %", Self::MAX_PERCENT)
+        })
+    }
+}
+
+impl fmt::Display for MinFree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => f.write_str(&size::format(*bytes)),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
 /// Policies for comparing cached entries, or `auto`, which is `None`.
 pub(super) mod auto_policy {
     use serde::{Deserializer, Serializer};
@@ -375,7 +430,7 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(ListenAddress, CacheControl, RevalidationPolicy, MemoryLimit);
+as_text!(ListenAddress, CacheControl, RevalidationPolicy, MemoryLimit, MinFree);
 
 #[cfg(test)]
 mod tests {

@@ -16,7 +16,10 @@ use crate::cache::{
 };
 use crate::config::{Config, ContainerConfig};
 use crate::runtime::fair_queue::ClientId;
-use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StorePressure};
+use crate::store::{
+    CachedStat, DiskCacheContainer, DiskCachedStore, InstrumentedStore, Key, ObjectMeta, Store, StoreError,
+    StorePressure,
+};
 use crate::telemetry::metrics::{self, ShedReason};
 
 /// Bodies shorter than this are not charged to the client: the kernel accepts them at once, so they do not occupy
@@ -36,6 +39,13 @@ pub trait Visibility: fmt::Debug + Send + Sync {
     fn check_subtree_visible(&self, key: &Key) -> bool;
 }
 
+/// The part of the disk cache that belongs to a container, and the store that it caches.
+#[derive(Debug)]
+struct DiskTier {
+    store: Arc<dyn Store>,
+    cache: DiskCacheContainer,
+}
+
 /// An N5 hierarchy in a store. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Container {
@@ -44,6 +54,8 @@ pub struct Container {
     pub(crate) resources: Arc<Resources>,
     /// The policy of this container; `None` for that of the settings.
     freshness: Option<FreshnessPolicy>,
+    /// The disk cache, which `store` then includes; `None` if the container has none.
+    disk_tier: Option<Arc<DiskTier>>,
     /// Restriction to what the caller may see; `None` if everything is visible.
     pub(crate) visibility: Option<Arc<dyn Visibility>>,
 }
@@ -54,7 +66,24 @@ impl Container {
     pub fn new(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
         let id = resources.next_container_id.fetch_add(1, Ordering::Relaxed);
         let store = Arc::new(InstrumentedStore::new(store));
-        Self { id, store, resources: resources.for_container(), freshness: None, visibility: None }
+        Self { id, store, resources: resources.for_container(), freshness: None, disk_tier: None, visibility: None }
+    }
+
+    /// Returns the same container with a cache on disk. Its objects stay there as long as the policy allows that
+    /// [`Self::configured`] sets.
+    #[must_use]
+    pub fn with_disk_cache(&self, cache: DiskCacheContainer) -> Self {
+        let tier = DiskTier { store: Arc::clone(&self.store), cache };
+        Self { disk_tier: Some(Arc::new(tier)), ..self.clone() }.with_policy(self.freshness())
+    }
+
+    fn with_policy(&self, policy: FreshnessPolicy) -> Self {
+        let mut container = Self { freshness: Some(policy), ..self.clone() };
+        if let Some(DiskTier { store, cache }) = self.disk_tier.as_deref() {
+            let max_age = Arc::new(move |key: &Key| policy.max_age(key));
+            container.store = Arc::new(DiskCachedStore::new(Arc::clone(store), cache.clone(), max_age));
+        }
+        container
     }
 
     /// Returns the same container with other resources. The container's entries stay in those caches that `resources`
@@ -68,7 +97,7 @@ impl Container {
     /// this call, the settings of the resources apply.
     #[must_use]
     pub fn configured(&self, config: &Config, container: &ContainerConfig) -> Self {
-        Self { freshness: Some(FreshnessPolicy::new(config, container)), ..self.clone() }
+        self.with_policy(FreshnessPolicy::new(config, container))
     }
 
     /// Returns options for the reads of a request that begins now.
@@ -177,9 +206,12 @@ impl Container {
         match self.store.cached_stat(key) {
             CachedStat::Object(raw_meta) => Ok(Some(raw_meta.into())),
             CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
-            CachedStat::Unknown => {
+            CachedStat::Unknown | CachedStat::Held { .. } => {
                 // `head` below may wait for the store.
                 options.pend_if_nonblocking().await;
+                if let Some(meta) = self.store.cached_meta(key).await {
+                    return Ok(Some(meta));
+                }
                 let checked_at = cache::now();
                 let meta = self.store.head(key).await?;
                 if let (None, Some(missing)) = (&meta, missing) {

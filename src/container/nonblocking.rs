@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use super::handle::Container;
-use crate::cache::{CacheEntry, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadOptions};
+use crate::cache::{self, CacheEntry, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadOptions};
 use crate::store::{CachedGet, CachedStat, Key, ObjectMeta, RawObjectMeta, SendfileSource};
 use crate::telemetry::metrics::{self, LookupResult, StoreOperation};
 
@@ -105,9 +105,14 @@ impl Container {
         }
         let is_cached = cached.is_some();
         match self.store.cached_stat(key) {
-            CachedStat::Object(raw_meta) if with_bytes && !is_cached => self.try_read(options, key, raw_meta),
+            CachedStat::Object(RawObjectMeta { len, version, .. }) | CachedStat::Held { len, version }
+                if with_bytes && !is_cached =>
+            {
+                self.try_read(options, key, len, version)
+            }
             CachedStat::Object(raw_meta) if !with_bytes => Some(self.try_meta(options, key, raw_meta, is_cached)),
-            CachedStat::Object(_) | CachedStat::NotAnObject | CachedStat::Unknown => None,
+            CachedStat::Held { len, .. } if !is_cached => self.try_held_meta(options, key, len),
+            CachedStat::Object(_) | CachedStat::Held { .. } | CachedStat::NotAnObject | CachedStat::Unknown => None,
             CachedStat::Missing => {
                 // If every request must look again, no later request could use the entry.
                 if !is_cached && self.fresh_since(options, key).missing < options.request_start {
@@ -165,22 +170,32 @@ impl Container {
             let dependency = Dependency::stored_version(key, raw_meta, options.request_start);
             return NonblockingLookup::Object(raw_meta.into(), None, Some(dependency));
         }
-        match self.try_read_into_cache(key, raw_meta.len, options.request_start) {
+        match self.try_read_into_cache(options, key, raw_meta.len) {
             Some((meta, bytes)) => NonblockingLookup::Object(meta, Some(bytes), None),
             None => NonblockingLookup::Object(raw_meta.into(), None, None),
         }
     }
 
+    /// Returns the metadata of an object of the disk cache. Also reads a small object into the cache.
+    fn try_held_meta(&self, options: ReadOptions, key: &Key, len: u64) -> Option<NonblockingLookup> {
+        if len <= MAX_ALWAYS_CACHED_BYTES {
+            let (meta, bytes) = self.try_read_into_cache(options, key, len)?;
+            return Some(NonblockingLookup::Object(meta, Some(bytes), None));
+        }
+        let file = self.store.page_cache()?.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES)?;
+        Some(NonblockingLookup::Object(file.meta().clone(), None, None))
+    }
+
     /// Reads an object into the cache if it is small or requested often. Otherwise opens it for `sendfile`.
-    fn try_read(&self, options: ReadOptions, key: &Key, raw_meta: RawObjectMeta) -> Option<NonblockingLookup> {
+    fn try_read(&self, options: ReadOptions, key: &Key, len: u64, version: u64) -> Option<NonblockingLookup> {
         let objects = &self.resources.objects;
-        if raw_meta.len > MAX_WHOLE_OBJECT_BYTES {
+        if len > MAX_WHOLE_OBJECT_BYTES {
             return None;
         }
-        let should_cache = raw_meta.len <= MAX_ALWAYS_CACHED_BYTES
-            || raw_meta.len <= MAX_NONBLOCKING_READ_BYTES && objects.admission.record_and_admit(raw_meta.version);
+        let should_cache = len <= MAX_ALWAYS_CACHED_BYTES
+            || len <= MAX_NONBLOCKING_READ_BYTES && objects.admission.record_and_admit(version);
         if should_cache {
-            let (meta, bytes) = self.try_read_into_cache(key, raw_meta.len, options.request_start)?;
+            let (meta, bytes) = self.try_read_into_cache(options, key, len)?;
             return Some(NonblockingLookup::Object(meta, Some(bytes), None));
         }
         let file = self.store.page_cache()?.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES)?;
@@ -189,14 +204,17 @@ impl Container {
     }
 
     /// Reads an object of `len` bytes into the cache if this does not block.
-    fn try_read_into_cache(&self, key: &Key, len: u64, request_start: u64) -> Option<(ObjectMeta, Bytes)> {
+    fn try_read_into_cache(&self, options: ReadOptions, key: &Key, len: u64) -> Option<(ObjectMeta, Bytes)> {
         let entries = self.object_entries();
+        let request_start = options.request_start;
+        let mut compared_at = request_start;
         let entry = entries.try_get_or_load(self.object_cache_key(key), |_| {
-            let (meta, bytes) = self.try_get(key, len)?;
-            Some(ObjectEntry::whole(meta, bytes, request_start))
+            let (meta, bytes, age) = self.try_get(key, len)?;
+            compared_at = cache::compared_at(request_start, age);
+            Some(ObjectEntry::whole(meta, bytes, compared_at))
         })?;
         entries.try_evict();
-        let entry = Some(entry).filter(|entry| entry.validated_at.is_fresh(request_start))?;
+        let entry = Some(entry).filter(|entry| entry.validated_at.is_fresh(compared_at))?;
         let (meta, bytes) = entry.whole_object()?;
         // If this function fails, the request is repeated in blocking mode, which counts the lookup.
         entries.count(LookupResult::Miss, 1);
@@ -205,7 +223,7 @@ impl Container {
 
     /// Gets an object of `len` bytes from the page cache if this does not block. Copying the bytes here takes a
     /// fraction of the time that a job on the disk pool needs for its thread switches and for new memory pages.
-    fn try_get(&self, key: &Key, len: u64) -> Option<(ObjectMeta, Bytes)> {
+    fn try_get(&self, key: &Key, len: u64) -> Option<(ObjectMeta, Bytes, Duration)> {
         let store = &self.store;
         let budget = self.resources.objects.budget();
         let permit = budget.try_take(len)?;
@@ -214,10 +232,10 @@ impl Container {
         let mut buffer = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let started = Instant::now();
         let read = store.page_cache()?.reader()?.get(key, len, &mut buffer);
-        let CachedGet::Object(meta) = read else { return None };
+        let CachedGet::Object(meta, age) = read else { return None };
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         metrics::store_read_bytes(store.backend(), buffer.len() as u64);
-        Some((meta, budget.own_pooled_for_cache(buffer, permit)))
+        Some((meta, budget.own_pooled_for_cache(buffer, permit), age))
     }
 
     /// Revalidates a cached response and returns its bytes. Returns `None` if a dependency has changed or cannot be
@@ -289,7 +307,7 @@ impl Container {
             DependencyKind::Derived(id, entry) => is_cached(ObjectCacheKey::Derived(*id), entry),
             DependencyKind::StoredVersion(key, version) => match self.store.cached_stat(key) {
                 CachedStat::Object(raw_meta) => raw_meta.version == *version,
-                CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => false,
+                CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown | CachedStat::Held { .. } => false,
             },
             DependencyKind::Missing(key) => self.store.cached_stat(key) == CachedStat::Missing,
         }
@@ -314,7 +332,7 @@ impl Container {
             CachedStat::Object(raw_meta) => {
                 Some((raw_meta.into(), Dependency::stored_version(key, raw_meta, options.request_start)))
             }
-            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => None,
+            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown | CachedStat::Held { .. } => None,
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::cache::{
 };
 use crate::config::{self, Config, MemorySizes};
 use crate::runtime::cpu_pool::CpuPool;
+use crate::store::DiskCache;
 use crate::telemetry::metrics::{self, BudgetLabel, CacheLabel};
 use n5_format::Codecs;
 
@@ -131,6 +132,8 @@ pub struct Resources {
     /// Automatic windows of pictures, by a hash of the sampled blocks and their versions.
     pub(crate) windows: Cache<u128, (f64, f64)>,
     pub(super) known_missing: Arc<KnownMissing>,
+    /// The cache of remote objects on disk, if there is one.
+    disk_cache: Option<Arc<DiskCache>>,
     pub(super) next_container_id: Arc<AtomicU32>,
 }
 
@@ -146,6 +149,16 @@ impl Resources {
         Arc::new(Self::with_cpu(cpu, settings, codecs))
     }
 
+    /// Returns the same resources with a cache on disk.
+    pub fn with_disk_cache(&self, disk_cache: Arc<DiskCache>) -> Arc<Self> {
+        Arc::new(Self { disk_cache: Some(disk_cache), ..self.clone() })
+    }
+
+    /// Returns the cache of remote objects on disk, if there is one.
+    pub fn disk_cache(&self) -> Option<&Arc<DiskCache>> {
+        self.disk_cache.as_ref()
+    }
+
     fn with_cpu(cpu: CpuPool, settings: Settings, codecs: Codecs) -> Self {
         let policy = if settings.use_tiny_lfu { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
         let Settings { stored_cache, transfer_budget, decoded_cache, decode_budget, budget_wait, .. } = settings;
@@ -156,6 +169,7 @@ impl Resources {
             slice_budget: Budget::new(BudgetLabel::Slice, settings.slice_budget, budget_wait),
             windows: Cache::new(MAX_WINDOWS),
             known_missing: Arc::default(),
+            disk_cache: None,
             next_container_id: Arc::default(),
             cpu,
             settings,
@@ -199,6 +213,7 @@ impl Resources {
         new.attributes = self.attributes.clone();
         new.attributes.parsing_budget.max_wait = new.settings.budget_wait;
         new.known_missing = Arc::clone(&self.known_missing);
+        new.disk_cache.clone_from(&self.disk_cache);
         new.next_container_id = Arc::clone(&self.next_container_id);
         Arc::new(new)
     }
@@ -274,6 +289,9 @@ impl Resources {
         metrics::cache_bytes(CacheLabel::Decoded, self.blocks.entries.weight_bytes(), self.settings.decoded_cache);
         metrics::cache_bytes(CacheLabel::Stored, self.objects.entries.weight_bytes(), self.settings.stored_cache);
         metrics::cache_bytes(CacheLabel::Attributes, self.attributes.cache.weighted_size(), CACHED_ATTRIBUTES_BYTES);
+        if let Some(disk_cache) = &self.disk_cache {
+            disk_cache.stats().record();
+        }
     }
 }
 

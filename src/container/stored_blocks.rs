@@ -81,7 +81,7 @@ impl BlockSource for StoredBlocks {
         {
             return Ok((block, entry.validated_at.nanoseconds()));
         }
-        let checked_at = cache::now();
+        let mut checked_at = cache::now();
         let revalidation = match known {
             Some(known) => store.revalidate(&key, known.etag_and_version()).await?,
             None => Revalidation::Changed,
@@ -89,14 +89,26 @@ impl BlockSource for StoredBlocks {
         if matches!(revalidation, Revalidation::Unchanged) {
             return Ok((SourceBlock::Unchanged, checked_at));
         }
-        let block = match objects.get_revalidated(store, &key, revalidation).await? {
-            None => SourceBlock::Missing,
-            Some(BudgetedObject::Large(large)) => SourceBlock::Large(large),
-            Some(BudgetedObject::Whole(meta, bytes, permit)) => {
-                SourceBlock::Stored { meta, bytes, permit: Some(permit) }
+        let mut found = objects.get_revalidated(store, &key, revalidation).await?;
+        let is_too_old = |age| cache::compared_at(checked_at, age) < fresh_since.found;
+        if found.take_if(|(_, age)| is_too_old(*age)).is_some() {
+            // It came from the disk cache and could not be decoded. An unconditional request replaces it there.
+            checked_at = cache::now();
+            found = match store.revalidate(&key, None).await? {
+                Revalidation::Unchanged => None,
+                current => objects.get_revalidated(store, &key, current).await?,
+            };
+        }
+        Ok(match found {
+            None => (SourceBlock::Missing, checked_at),
+            Some((BudgetedObject::Large(large), age)) => {
+                (SourceBlock::Large(large), cache::compared_at(checked_at, age))
             }
-        };
-        Ok((block, checked_at))
+            Some((BudgetedObject::Whole(meta, bytes, permit), age)) => {
+                let block = SourceBlock::Stored { meta, bytes, permit: Some(permit) };
+                (block, cache::compared_at(checked_at, age))
+            }
+        })
     }
 }
 
@@ -173,7 +185,7 @@ impl Container {
     async fn ensure_dataset_exists(&self, options: ReadOptions, dataset: &Dataset, key: &Key) -> Result<(), ReadError> {
         match self.store.cached_stat(key) {
             CachedStat::Object(_) => return Ok(()),
-            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => {
+            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown | CachedStat::Held { .. } => {
                 // `head` below may wait for the store.
                 options.pend_if_nonblocking().await;
             }

@@ -275,8 +275,9 @@ impl GatherContext {
         lease: &CoreLease,
         flight: &FlightHandle,
     ) -> Option<BlockEntry> {
-        let checked_at = cache::now();
-        let needed_bytes = self.try_get(&location.position, job)?;
+        let now = cache::now();
+        let (needed_bytes, age) = self.try_get(&location.position, job)?;
+        let checked_at = cache::compared_at(now, age);
         let Some(meta) = job.file_meta.take() else { return Some(BlockEntry::missing(checked_at)) };
         // Memory that decoding needs in addition to the block stays with this job.
         let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
@@ -306,9 +307,10 @@ impl GatherContext {
 
     /// Decodes a block and pastes it without caching it. Returns `None` if that would block or fails.
     fn paste_uncached(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
-        let checked_at = cache::now();
+        let now = cache::now();
         job.take_buffers(self.blocks(), self.max_file_bytes(), self.block_bytes)?;
-        let needed_bytes = self.try_get(position, job)?;
+        let (needed_bytes, age) = self.try_get(position, job)?;
+        let checked_at = cache::compared_at(now, age);
         if job.file_meta.is_some() {
             job.try_reserve(self.blocks(), self.max_file_bytes().saturating_add(needed_bytes))?;
             let started = Instant::now();
@@ -330,9 +332,9 @@ impl GatherContext {
         Some(())
     }
 
-    /// Gets the file of a block. Returns the bytes of memory that decoding takes, 0 if the file does not exist. Returns
-    /// `None` if that would block or fails.
-    fn try_get(&self, position: &GridPosition, job: &mut PasteJob) -> Option<u64> {
+    /// Gets the file of a block. Returns the bytes of memory that decoding takes, 0 if the file does not exist, and the
+    /// time since the block was compared with its source. Returns `None` if that would block or fails.
+    fn try_get(&self, position: &GridPosition, job: &mut PasteJob) -> Option<(u64, Duration)> {
         let max_bytes = self.max_file_bytes();
         job.try_reserve(self.blocks(), max_bytes)?;
         let started = Instant::now();
@@ -341,19 +343,24 @@ impl GatherContext {
             job.reader = Some(store.page_cache()?.reader()?);
         }
         let key = self.dataset.block_key(position);
+        let mut file_age = Duration::ZERO;
         job.file_meta = match job.reader.as_mut()?.get(&key, max_bytes, &mut job.file) {
             CachedGet::Unknown => return None,
             CachedGet::Missing => None,
-            CachedGet::Object(meta) => Some(meta),
+            CachedGet::Object(meta, age) => {
+                file_age = age;
+                Some(meta)
+            }
         };
         job.times.add_store(started.elapsed());
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         trace::record("storage", StoreOperation::Get.name(), started.elapsed());
         if job.file_meta.is_none() {
-            return Some(0);
+            return Some((0, file_age));
         }
         metrics::store_read_bytes(store.backend(), job.file.len() as u64);
-        Some(self.blocks().decoder(&self.dataset, position, &*job.file).ok()?.memory_bytes())
+        let decoder = self.blocks().decoder(&self.dataset, position, &*job.file).ok()?;
+        Some((decoder.memory_bytes(), file_age))
     }
 
     fn max_file_bytes(&self) -> u64 {

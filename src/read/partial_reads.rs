@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -90,10 +90,12 @@ async fn paste_block_parts(context: &Arc<GatherContext>, position: GridPosition)
     loop {
         let checked_at = cache::now();
         match paste_parts_once(context, &position, &times).await {
-            Ok(meta) => {
+            Ok(found) => {
                 let mut stats = ReadStats::default();
                 stats.count_load(&times);
-                stats.count_stored(&position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked_at);
+                let etag_and_version = found.as_ref().map(|(meta, _)| (&*meta.etag, meta.version));
+                let age = found.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
+                stats.count_stored(&position, etag_and_version, cache::compared_at(checked_at, age));
                 return Ok(stats);
             }
             Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) if !is_retry => {}
@@ -106,12 +108,12 @@ async fn paste_block_parts(context: &Arc<GatherContext>, position: GridPosition)
     }
 }
 
-/// Reads and pastes the parts of one block. Returns the metadata of its file; `None` if it does not exist.
+/// Reads and pastes the parts of one block. Returns the metadata and the age of its file; `None` if it does not exist.
 async fn paste_parts_once(
     context: &Arc<GatherContext>,
     position: &GridPosition,
     times: &LoadTimes,
-) -> Result<Option<ObjectMeta>, ReadError> {
+) -> Result<Option<(ObjectMeta, Duration)>, ReadError> {
     let GatherContext { container, dataset, .. } = &**context;
     let attributes = &dataset.attributes;
     let key = dataset.block_key(position);
@@ -121,7 +123,7 @@ async fn paste_parts_once(
     let opening = container.store.open_range(&key, 0..max_head_bytes);
     let budget = &container.resources.slice_budget;
     let object = budget.abort_if_contended(|| container.store_pressure(), &dataset.key, opening).await??;
-    let Some(Object { meta, data }) = object else {
+    let Some(Object { meta, age, data }) = object else {
         context.source.remember_missing(position, checked_at);
         return Ok(None);
     };
@@ -130,7 +132,7 @@ async fn paste_parts_once(
     times.add_store(started.elapsed());
     let header = BlockHeader::of_raw_block(&head, meta.len, attributes, position)
         .map_err(|error| dataset.block_error(position, error))?;
-    let Some(header) = header else { return Ok(Some(meta)) };
+    let Some(header) = header else { return Ok(Some((meta, age))) };
 
     let origin = attributes.grid().origin(position);
     let max_bytes = container.resources.blocks.block_bytes;
@@ -153,7 +155,7 @@ async fn paste_parts_once(
     });
     let reads = std::pin::pin!(reads.buffer_unordered(CONCURRENT_READS_PER_BLOCK));
     reads.try_collect::<()>().await?;
-    Ok(Some(meta))
+    Ok(Some((meta, age)))
 }
 
 /// Pastes `bytes`, one part of a block whose first element is at `origin`, on the CPU pool. Then drops the permit.

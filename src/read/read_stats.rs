@@ -244,7 +244,7 @@ fn probe_cached(
                 known.count_stored(&position, Some((&meta.etag, meta.version)), checked_at);
             }
             CachedStat::Missing | CachedStat::NotAnObject => known.count_stored(&position, None, checked_at),
-            CachedStat::Unknown => unknown.push((position, key)),
+            CachedStat::Unknown | CachedStat::Held { .. } => unknown.push((position, key)),
         }
     }
     (known, unknown)

@@ -25,7 +25,7 @@ use crate::demo;
 use crate::http::Viewer;
 use crate::runtime::cpu_pool::CpuPool;
 use crate::runtime::off_thread::off_thread;
-use crate::store::log_upstream_costs;
+use crate::store::{DiskCache, DiskCacheLimits, log_upstream_costs};
 use crate::telemetry::metrics;
 use access_control::{access_line, access_warnings};
 pub use access_control::{check_rules, open_access_control};
@@ -55,7 +55,11 @@ impl Server {
         config: Config,
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
-        let resources = Resources::new(Settings::new(&config));
+        let mut resources = Resources::new(Settings::new(&config));
+        if config.cache.disk.is_enabled() {
+            let disk_cache = DiskCache::start(config.cache.disk.path.clone(), DiskCacheLimits::new(&config));
+            resources = resources.with_disk_cache(disk_cache.context("the threads of cache.disk cannot be started")?);
+        }
         let trim_cpu = CpuPool::new(1);
         tokio::spawn(trim_periodically(Arc::downgrade(&resources), trim_cpu.clone()));
         let mounts = mounts::start(&config, &resources).await?;
@@ -230,6 +234,7 @@ impl Server {
             () = all_answered => tracing::info!("all answers finished"),
             () = tokio::time::sleep_until(shutdown_deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
+        reloader.flush_disk_cache().await;
         log_upstream_costs();
     }
 }

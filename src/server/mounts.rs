@@ -21,7 +21,8 @@ use crate::demo;
 use crate::http::Mount;
 use crate::runtime::off_thread::off_thread;
 use crate::store::{
-    LocalStore, MemoryStore, RemoteStore, Store, UnavailableStore, check_directory, is_empty_directory,
+    DiskCacheContainer, LocalStore, MemoryStore, RemoteStore, Store, UnavailableStore, check_directory,
+    is_empty_directory,
 };
 
 /// Time limit for opening a directory while the server is running. If it fails, the server continues with the present
@@ -45,6 +46,8 @@ enum ContainerLocation {
         /// Settings that the store was opened with. They differ from those of the configuration if a reload could not
         /// open the store by the new ones.
         settings: Box<StoreSettings>,
+        /// URL of the root; `None` if the container does not use the disk cache.
+        url: Option<Arc<str>>,
         call_timeout: Duration,
     },
     /// A container that has not been opened since the start.
@@ -83,7 +86,11 @@ impl MountedContainer {
                 ContainerLocation::Remote { store, .. } => Arc::clone(store),
                 ContainerLocation::Unopened => Arc::new(UnavailableStore::new(&config.root)),
             };
-            Container::new(store, Arc::clone(resources))
+            let container = Container::new(store, Arc::clone(resources));
+            match disk_cache_of(config, &location, resources) {
+                Some(cache) => container.with_disk_cache(cache),
+                None => container,
+            }
         };
         // A container that remains keeps its store, because the store tracks the state of the storage.
         match (&mut location, existing.map(|known| &known.location)) {
@@ -102,8 +109,12 @@ impl MountedContainer {
     }
 
     /// Returns true if the container of `config` at `location` is this container: it has the same settings and the same
-    /// directory after symbolic links are resolved. If a link now leads elsewhere, it is a different container.
+    /// directory after symbolic links are resolved. If a link now leads elsewhere, it is a different container. With
+    /// another `cache_generation`, it is one, too, so that no cached entry is found.
     fn is_same(&self, config: &ContainerConfig, location: &ContainerLocation) -> bool {
+        if self.config.cache_generation != config.cache_generation {
+            return false;
+        }
         match (&self.location, location) {
             (ContainerLocation::Demo, ContainerLocation::Demo) => true,
             (
@@ -209,7 +220,9 @@ pub(super) async fn reconfigured(
         let (location, open_lock) = result?;
         Ok(MountedContainer::new(config, container, location, open_lock, resources, current))
     });
-    mounts.collect()
+    let mounts: Vec<_> = mounts.collect::<anyhow::Result<_>>()?;
+    forget_generations(current, &mounts, resources).await;
+    Ok(mounts)
 }
 
 /// Tries again to open the containers that could not be opened. Returns all containers, or `None` if no further
@@ -259,6 +272,7 @@ async fn reopen(
     let open_lock = Arc::clone(&known.open_lock);
     if let ContainerLocation::Remote { settings, call_timeout: known_timeout, .. } = &known.location
         && (&**settings, *known_timeout) == (&container.store, call_timeout)
+        && known.config.cache_generation == container.cache_generation
     {
         return Ok((known.location.clone(), open_lock));
     }
@@ -335,8 +349,10 @@ async fn open_with_timeout(
             RootAddress::Remote(root) => {
                 let opening = open_remote_store(root, container, call_timeout, attempt);
                 let opened = tokio::time::timeout(timeout, opening).await;
-                let store = opened.with_context(|| format!("the store does not answer within {timeout:?}"))??;
-                Ok(ContainerLocation::Remote { store, settings: Box::new(container.store.clone()), call_timeout })
+                let (store, url) =
+                    opened.with_context(|| format!("the store does not answer within {timeout:?}"))??;
+                let settings = Box::new(container.store.clone());
+                Ok(ContainerLocation::Remote { store, settings, url, call_timeout })
             }
         }
     };
@@ -357,19 +373,53 @@ pub(crate) async fn open_store(container: &ContainerConfig, config: &Config) -> 
     })
 }
 
+/// Returns the store of a remote container, and its URL unless it is in memory.
 async fn open_remote_store(
     root: &RemoteRoot,
     container: &ContainerConfig,
     call_timeout: Duration,
     attempt: OwnedMutexGuard<()>,
-) -> anyhow::Result<Arc<dyn Store>> {
+) -> anyhow::Result<(Arc<dyn Store>, Option<Arc<str>>)> {
     if root.provider == Provider::Memory {
-        return Ok(Arc::new(MemoryStore::new([], 0)));
+        return Ok((Arc::new(MemoryStore::new([], 0)), None));
     }
     let name = if container.name.is_empty() { short_name(&container.root) } else { container.name.clone() };
     let store = RemoteStore::open(&name, root, &container.store, call_timeout, attempt).await;
     let store = store.map_err(anyhow::Error::msg)?;
-    Ok(Arc::new(store))
+    let url = store.url().into();
+    Ok((Arc::new(store), Some(url)))
+}
+
+/// Returns the part of the disk cache that belongs to a container; `None` for local containers.
+///
+/// Containers share their objects if they have the same URL and the same source of credentials. Another
+/// `cache_generation` makes another part.
+fn disk_cache_of(
+    config: &ContainerConfig,
+    location: &ContainerLocation,
+    resources: &Resources,
+) -> Option<DiskCacheContainer> {
+    let ContainerLocation::Remote { url: Some(url), settings, .. } = location else { return None };
+    let (credentials, cache_generation) = (&settings.credentials, config.cache_generation);
+    let identity = format!("{url}\ncredentials {credentials}\ngeneration {cache_generation}");
+    Some(resources.disk_cache()?.container(&identity))
+}
+
+/// Forgets on disk the objects of those containers in `current` that have another `cache_generation` in `mounts`.
+async fn forget_generations(current: &[MountedContainer], mounts: &[MountedContainer], resources: &Resources) {
+    for mounted in current {
+        let same_root = mounts.iter().map(|next| &next.config).filter(|next| next.root == mounted.config.root);
+        let generations: Vec<u64> = same_root.map(|next| next.cache_generation).collect();
+        if generations.is_empty() || generations.contains(&mounted.config.cache_generation) {
+            continue;
+        }
+        tracing::info!(container = describe(&mounted.config), "its cached objects are forgotten");
+        if let Some(cache) = disk_cache_of(&mounted.config, &mounted.location, resources)
+            && let Err(error) = cache.forget().await
+        {
+            tracing::warn!(container = describe(&mounted.config), %error, "its objects stay on the disk, unused");
+        }
+    }
 }
 
 /// Returns the time limit for a storage call. It is shorter than the time limit of the request that needs the call, so

@@ -19,6 +19,7 @@ use crate::container::{Resources, Settings};
 use crate::http::{App, HttpOptions, Mount, Viewer};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::runtime::off_thread::off_thread;
+use crate::store::DiskCacheLimits;
 use crate::telemetry::{logs, metrics};
 
 /// Interval between attempts to open containers that could not be opened.
@@ -117,6 +118,9 @@ impl Reloader {
             // Its memory is not announced any more.
             state.resources.forget_missing_names();
         }
+        if let Some(disk_cache) = state.resources.disk_cache() {
+            disk_cache.set_limits(DiskCacheLimits::new(&state.config));
+        }
         let app = self.snapshot().app.reconfigured(state.mount_list(), Arc::clone(&state.resources), state.options());
         self.snapshot_tx.send_replace(ServingSnapshot::new(state.config.clone(), app));
         metrics::memory_bound(state.config.memory_bound_bytes());
@@ -126,6 +130,18 @@ impl Reloader {
         if !Arc::ptr_eq(&previous.resources, &state.resources) {
             tokio::spawn(trim_periodically(Arc::downgrade(&state.resources), state.trim_cpu.clone()));
             tokio::spawn(drain_replaced(Arc::downgrade(&previous.resources), state.resources.settings().clone()));
+        }
+    }
+
+    /// Writes the objects that wait for it to the cache on disk, unless that takes long.
+    pub(super) async fn flush_disk_cache(&self) {
+        const TIMEOUT: Duration = Duration::from_secs(1);
+        let disk_cache = self.state.lock().await.resources.disk_cache().cloned();
+        if let Some(disk_cache) = disk_cache {
+            let flush = move || Ok(disk_cache.flush_blocking(TIMEOUT));
+            if !off_thread(TIMEOUT.saturating_mul(3), flush).await.unwrap_or(false) {
+                tracing::warn!("some objects were not written to the cache on disk, because the disk is slow");
+            }
         }
     }
 
@@ -227,6 +243,7 @@ fn revert_restart_only(config: &mut Config, current: &Config) -> anyhow::Result<
     config.tls = current.tls.clone();
     config.log.format = current.log.format;
     config.tracing = current.tracing.clone();
+    config.cache.disk.path.clone_from(&current.cache.disk.path);
     let settings = flatten_settings(config)?;
     let fixed = differing_keys(&requested_settings, &settings);
     if !fixed.is_empty() {

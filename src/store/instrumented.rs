@@ -32,7 +32,7 @@ impl InstrumentedStore {
     }
 
     /// Counts the bytes of an object, now or when they are read from it.
-    fn count_bytes(&self, Object { meta, data }: Object) -> Object {
+    fn count_bytes(&self, Object { meta, age, data }: Object) -> Object {
         let data = match data {
             ObjectData::InMemory(bytes) => {
                 metrics::store_read_bytes(self.backend(), bytes.len() as u64);
@@ -42,7 +42,7 @@ impl InstrumentedStore {
                 ObjectData::Open(Arc::new(InstrumentedReader { inner, backend: self.backend() }))
             }
         };
-        Object { meta, data }
+        Object { meta, age, data }
     }
 }
 

@@ -173,7 +173,7 @@ impl Store for LocalStore {
                     file: Arc::new((file, meta)),
                 })),
             };
-            Object { meta: meta.into(), data }
+            Object { meta: meta.into(), age: Duration::ZERO, data }
         }))
     }
 

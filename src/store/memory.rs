@@ -85,10 +85,11 @@ impl Store for MemoryStore {
     }
 
     async fn get(&self, key: &Key, _: &InlineLimit) -> Result<Option<Object>, StoreError> {
-        Ok(self
-            .objects
-            .get(key)
-            .map(|(meta, bytes)| Object { meta: meta.clone(), data: ObjectData::InMemory(bytes.clone()) }))
+        Ok(self.objects.get(key).map(|(meta, bytes)| Object {
+            meta: meta.clone(),
+            age: Duration::ZERO,
+            data: ObjectData::InMemory(bytes.clone()),
+        }))
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {

@@ -1,5 +1,6 @@
 //! Object storage: maps keys to bytes. Nothing here depends on N5.
 
+mod disk_cache;
 mod disk_pool;
 mod error;
 mod file_meta;
@@ -17,6 +18,7 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 
+pub use disk_cache::{DiskCache, DiskCacheContainer, DiskCacheLimits, DiskCachedStore, MaxAge};
 pub use disk_pool::StorePressure;
 pub use error::StoreError;
 pub use file_meta::EntityTagSource;
@@ -63,6 +65,12 @@ pub trait Store: fmt::Debug + Send + Sync {
             metas.push(self.head(key).await?);
         }
         Ok(metas)
+    }
+
+    /// Returns the metadata of an object that a cache of this store has, if they may be used without a request to the
+    /// source.
+    async fn cached_meta(&self, _key: &Key) -> Option<ObjectMeta> {
+        None
     }
 
     /// Returns access to objects that are in memory. Returns `None` if the store cannot tell which objects are, as a

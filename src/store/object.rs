@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -66,6 +66,8 @@ impl InlineLimit {
 pub struct Object {
     /// Metadata of the object.
     pub meta: ObjectMeta,
+    /// Time since the object was last compared with its source: zero, unless the store is a cache.
+    pub age: Duration,
     /// Bytes of the object, or a handle to read them from.
     pub data: ObjectData,
 }

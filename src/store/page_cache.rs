@@ -1,5 +1,5 @@
 //! Access to objects without waiting: to local files that the kernel holds in memory. The process reads such a file, or
-//! the kernel sends it without a copy into the process.
+//! the kernel sends it without a copy into the process. The files are objects themselves, or belong to the disk cache.
 
 use std::fmt;
 use std::fs::File;
@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::sendfile;
 use rustix::io::{ReadWriteFlags, preadv2};
@@ -60,6 +61,14 @@ pub enum CachedStat {
     NotAnObject,
     /// An object.
     Object(RawObjectMeta),
+    /// An object of a remote store that is on the local disk and may be used without a request to the store. Its other
+    /// metadata come with its bytes.
+    Held {
+        /// Length in bytes.
+        len: u64,
+        /// As [`ObjectMeta::version`].
+        version: u64,
+    },
 }
 
 /// A reader of objects that never blocks.
@@ -75,8 +84,9 @@ pub enum CachedGet {
     Unknown,
     /// There is no object.
     Missing,
-    /// Metadata of the object, whose bytes are in the buffer.
-    Object(ObjectMeta),
+    /// Metadata of the object, whose bytes are in the buffer, and the time since it was last compared with its source,
+    /// as [`Object::age`](super::Object::age).
+    Object(ObjectMeta, Duration),
 }
 
 /// Minimum distance between the bytes that are read to find out if a file is in the page cache. The kernel mostly
@@ -89,11 +99,21 @@ const MAX_SAMPLES: u64 = 16;
 /// Maximum number of bytes that one call sends. Other connections of the thread wait during the call.
 const CHUNK_BYTES: u64 = 512 << 10;
 
-/// An open file of a [`super::Store`], with its metadata at the time of opening.
+/// Check that the content of an open file has not changed.
+#[derive(Debug)]
+enum ContentCheck {
+    /// The file still has this length and modification time.
+    SameFile(RawObjectMeta),
+    /// The file still has this length. Files of the disk cache are never written after they have their names, but their
+    /// modification times change when their objects are revalidated.
+    SameLength(u64),
+}
+
+/// An open file of a [`super::Store`] or of the disk cache, which begins with an object.
 #[derive(Debug)]
 pub struct SendfileSource {
     file: File,
-    at_open: RawObjectMeta,
+    check: ContentCheck,
     meta: ObjectMeta,
     disk_pool: Arc<DiskPool>,
     /// Client that requested the file.
@@ -104,18 +124,41 @@ impl SendfileSource {
     /// Wraps an open file. Returns `None` if the file is empty, has more than `max_bytes` or was written just now, or
     /// if reading it would block.
     pub(super) fn new(file: File, at_open: RawObjectMeta, max_bytes: u64, disk_pool: &Arc<DiskPool>) -> Option<Self> {
-        let last = at_open.len.checked_sub(1).filter(|_| at_open.len <= max_bytes && is_settled(&at_open))?;
-        let stride = usize::try_from(MIN_SAMPLE_STRIDE.max(at_open.len / MAX_SAMPLES)).ok()?;
+        if !is_settled(&at_open) {
+            return None;
+        }
+        Self::checked(file, ContentCheck::SameFile(at_open), at_open.into(), max_bytes, disk_pool)
+    }
+
+    /// Wraps a file of the disk cache, which has `file_bytes` and begins with the object `meta`. Returns `None` if the
+    /// object is empty or has more than `max_bytes`, or if reading it would block.
+    pub(super) fn of_cache_file(
+        file: File,
+        file_bytes: u64,
+        meta: ObjectMeta,
+        max_bytes: u64,
+        disk_pool: &Arc<DiskPool>,
+    ) -> Option<Self> {
+        Self::checked(file, ContentCheck::SameLength(file_bytes), meta, max_bytes, disk_pool)
+    }
+
+    fn checked(
+        file: File,
+        check: ContentCheck,
+        meta: ObjectMeta,
+        max_bytes: u64,
+        disk_pool: &Arc<DiskPool>,
+    ) -> Option<Self> {
+        let last = meta.len.checked_sub(1).filter(|_| meta.len <= max_bytes)?;
+        let stride = usize::try_from(MIN_SAMPLE_STRIDE.max(meta.len / MAX_SAMPLES)).ok()?;
         let is_cached = |at| is_in_page_cache(&file, at);
         if !(0..last).step_by(stride).all(is_cached) || !is_cached(last) {
             return None;
         }
-        let disk_pool = Arc::clone(disk_pool);
-        let client = ClientId::current();
-        Some(Self { file, at_open, meta: at_open.into(), disk_pool, client })
+        Some(Self { file, check, meta, disk_pool: Arc::clone(disk_pool), client: ClientId::current() })
     }
 
-    /// Returns the metadata of the file.
+    /// Returns the metadata of the object.
     pub fn meta(&self) -> &ObjectMeta {
         &self.meta
     }
@@ -166,7 +209,8 @@ impl SendfileSource {
     /// Sends bytes from `from` on to a nonblocking socket: as many as the socket accepts, at most `max_bytes` and at
     /// most 512 KiB.
     ///
-    /// The last byte is sent alone, after a check that the file still has its length and modification time. A file that
+    /// The last byte is sent alone, after a check that the file still has its length and, unless it belongs to the disk
+    /// cache, its modification time. A file that
     /// was written during the transfer is therefore never sent to its end, so that the client notices. A change of its
     /// name, mode or owner does not matter. If the file is overwritten in place, without being truncated or replaced
     /// first, while bytes of it wait in the socket, the new bytes are sent.
@@ -175,7 +219,7 @@ impl SendfileSource {
     /// Returns the errors of the socket; `UnexpectedEof` if the file has become shorter or was written.
     pub fn send(&self, socket: BorrowedFd<'_>, from: u64, max_bytes: usize) -> io::Result<usize> {
         let chunk = self.next_chunk(from);
-        if chunk.end >= self.meta.len && !has_same_content(&stat_file(&self.file)?, &self.at_open) {
+        if chunk.end >= self.meta.len && !self.has_same_content()? {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let count = usize::try_from(chunk.end - chunk.start).unwrap_or(usize::MAX).min(max_bytes);
@@ -184,6 +228,15 @@ impl SendfileSource {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             sent => Ok(sent),
         }
+    }
+}
+
+impl SendfileSource {
+    fn has_same_content(&self) -> io::Result<bool> {
+        Ok(match &self.check {
+            ContentCheck::SameFile(at_open) => has_same_content(&stat_file(&self.file)?, at_open),
+            ContentCheck::SameLength(len) => self.file.metadata()?.len() == *len,
+        })
     }
 }
 

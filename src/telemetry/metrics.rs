@@ -3,6 +3,7 @@
 //! The functions use only the facade `metrics` and do nothing without a recorder. Units are base units (bytes,
 //! seconds). Names of counters end in `_total`. No label contains the name of a dataset.
 
+mod disk_cache;
 mod labels;
 mod names;
 
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, SharedString, Unit, counter, gauge, histogram};
 
+pub use disk_cache::DiskCacheStats;
 pub use labels::{
     BudgetLabel, CacheLabel, CancelStage, CloseReason, ConnectionPoolLabel, HandshakeResult, LookupResult, QueueLabel,
     ShedReason, StoreOperation,
@@ -541,6 +543,7 @@ mod tests {
         traces_exported(1);
         traces_dropped("queue", 1);
         config_loaded(true, Duration::from_secs(1));
+        DiskCacheStats::default().record();
     }
 
     #[test]

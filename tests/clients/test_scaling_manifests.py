@@ -81,8 +81,11 @@ def test_selectors_ports_and_volumes_lead_to_pods(manifests):
         probes = [container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")]
         assert all(port in ports for port in probes), name
         # Every file that the program is told to read is in the ConfigMap.
-        (mount,), (volume,) = container["volumeMounts"], pod["spec"]["volumes"]
-        assert mount["name"] == volume["name"]
+        mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+        (volume,) = pod["spec"]["volumes"]
+        mount = mounts.pop(volume["name"])
+        # The others are claims.
+        assert set(mounts) == {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}, name
         files = manifests["ConfigMap", volume["configMap"]["name"]]["data"]
         assert container["args"][-1].removeprefix(mount["mountPath"] + "/") in files, name
     scaled = manifests["HorizontalPodAutoscaler", "n5-front"]["spec"]["scaleTargetRef"]
@@ -152,9 +155,24 @@ def test_compose_gives_the_services_the_addresses_that_the_balancers_use(compose
     in_nginx = re.findall(r"^    server (\S+):8080 ", (SCALING / "nginx.conf").read_text(), re.MULTILINE)
     assert in_nginx == list(inner.values())
     for service in services.values():
-        files = [SCALING / volume["source"] for volume in service["volumes"]]
+        files = [SCALING / volume["source"] for volume in service["volumes"] if volume["type"] == "bind"]
         assert files and all(file.is_file() for file in files)
         assert "8081" not in str(service.get("ports")), "the port of the inner tier is published"
+
+
+def test_every_inner_replica_has_a_disk_of_its_own_for_the_cache(manifests, compose):
+    in_compose = tomllib.loads((SCALING / "inner.toml").read_text())["cache"]["disk"]
+    disks = [volume for name, service in compose["services"].items() if name.startswith("inner")
+             for volume in service["volumes"] if volume["type"] == "volume"]  # fmt: skip
+    assert {disk["target"] for disk in disks} == {in_compose["path"]}
+    assert sorted(disk["source"] for disk in disks) == sorted(compose["volumes"]) and len(set(compose["volumes"])) == 2
+    in_kubernetes = tomllib.loads(manifests["ConfigMap", "n5-scaling"]["data"]["inner.toml"])["cache"]["disk"]
+    (claim,) = manifests["StatefulSet", "n5-inner"]["spec"]["volumeClaimTemplates"]
+    (container,) = manifests["StatefulSet", "n5-inner"]["spec"]["template"]["spec"]["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts[claim["metadata"]["name"]] == in_kubernetes["path"]
+    size, requested = in_kubernetes["size"], claim["spec"]["resources"]["requests"]["storage"]
+    assert int(size.removesuffix("GiB")) <= 0.95 * int(requested.removesuffix("Gi")), "min_free is 5 %"
 
 
 def test_memory_limits_cover_the_announced_memory_and_pods_have_time_to_stop(manifests, compose, tmp_path):

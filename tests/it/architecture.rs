@@ -103,7 +103,11 @@ const ORDER: &[(&str, &str)] = &[
     ("runtime", "cpu_pool off_thread watched_files allocator fair_queue"),
     ("runtime::fair_queue", "semaphore single_flight state flow"),
     ("server", "reload mounts process_memory access_control data_search"),
-    ("store", "instrumented remote local memory page_cache file_meta listing disk_pool object error key"),
+    ("store", "disk_cache instrumented remote local memory page_cache file_meta listing disk_pool object error key"),
+    (
+        "store::disk_cache",
+        "cached_store reader writer maintenance handle shared counters write_queue directory containers entry_file index clock",
+    ),
     (
         "store::remote",
         "credentials object client waiting_calls upstream signer failure forbidden listing location profile variables",
@@ -118,7 +122,7 @@ const ORDER: &[(&str, &str)] = &[
         "lister http_root bucket page_reader selection html_index json_index index_entry bucket_xml transport error_document xml",
     ),
     ("telemetry", "logs trace log_throttle metrics"),
-    ("telemetry::metrics", "labels names"),
+    ("telemetry::metrics", "disk_cache labels names"),
     ("telemetry::trace", "export settings"),
     ("verify", "aggregator previous_run event walk prefetch walk_item checks entries finding retry"),
     (

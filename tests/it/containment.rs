@@ -84,7 +84,7 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
     let mut room = Vec::new();
     let reader = store.page_cache().and_then(PageCache::reader);
     let read = reader.map(|mut reader| reader.get(&path, 100, &mut room));
-    if let Some(CachedGet::Object(_)) = read {
+    if let Some(CachedGet::Object(..)) = read {
         assert_eq!(room, b"inside", "{context} {path:?}");
     }
     if let Some(file) = store.page_cache().and_then(|cache| cache.open_for_sendfile(&path, 100)) {
@@ -238,7 +238,7 @@ async fn a_fifo_is_never_opened() {
                     .page_cache()
                     .and_then(PageCache::reader)
                     .map(|mut reader| reader.get(&path, 100, &mut Vec::new()));
-                assert!(!matches!(read, Some(CachedGet::Object(_))));
+                assert!(!matches!(read, Some(CachedGet::Object(..))));
                 assert!(!matches!(store.list(&path, None, 9, FilterDecision::keep_all()).await, Ok(Some(_))));
             }
             store.list(&Key::root(), None, 9, FilterDecision::keep_all()).await.unwrap().unwrap();

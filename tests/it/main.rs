@@ -27,6 +27,7 @@ mod conformance;
 mod connection_memory;
 mod connections;
 mod containment;
+mod disk_cache;
 mod docs;
 mod error_pages;
 mod expensive_blocks;

@@ -63,8 +63,10 @@ fn every_metric_of_the_dashboard_and_alerts_is_exported() {
     n5.dataset("v", &[64, 64], &[32, 32], "gzip").fill(|_| true, |_| false);
     n5.dataset("bad", &[4], &[4], "gzip");
     n5.file("bad/0", vec![0, 0, 0, 1, 0, 0, 0, 4, 1, 2, 3]);
+    let disk = tempfile::TempDir::new().unwrap();
     let config = format!(
-        "server.threads = 1\nlimits.slice_budget = \"1MiB\"\naccess.rules = [\"/hidden = nobody\"]\naccess.tokens = {:?}\n[[containers]]\nroot = \"{}\"\n",
+        "server.threads = 1\ncache.disk.path = {:?}\nlimits.slice_budget = \"1MiB\"\naccess.rules = [\"/hidden = nobody\"]\naccess.tokens = {:?}\n[[containers]]\nroot = \"{}\"\n",
+        disk.path(),
         "TOKENS",
         n5.root().display()
     );

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statfs, statx};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -32,7 +33,7 @@ impl NonblockingReader for PageCacheReader {
     fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> CachedGet {
         match self.open(key) {
             Ok((file, meta)) if meta.len <= max_bytes && self.read_whole(&file, &meta, buffer).is_some() => {
-                CachedGet::Object(meta.into())
+                CachedGet::Object(meta.into(), Duration::ZERO)
             }
             Err(Errno::NOENT | Errno::NOTDIR) => CachedGet::Missing,
             Ok(_) | Err(_) => CachedGet::Unknown,

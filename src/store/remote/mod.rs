@@ -191,6 +191,11 @@ impl RemoteStore {
         Self { client: Arc::new(client), forbidden: ForbiddenKeys::new(policy), lister, unannounced }
     }
 
+    /// Returns the URL of the root, which contains no secret.
+    pub fn url(&self) -> String {
+        self.client.location.object_url(&Key::root())
+    }
+
     fn provider(&self) -> Provider {
         self.client.location.provider
     }
@@ -325,7 +330,7 @@ impl RemoteStore {
             return Store::get(self, key, &InlineLimit::new(0)).await;
         };
         let object = RemoteObject::without_response(Arc::clone(&self.client), key, &response.headers, len);
-        Ok(Some(Object { meta: object.meta().clone(), data: ObjectData::Open(Arc::new(object)) }))
+        Ok(Some(Object { meta: object.meta().clone(), age: Duration::ZERO, data: ObjectData::Open(Arc::new(object)) }))
     }
 
     /// Returns the object of a response. Its bytes are read if `inline` allows that.
@@ -344,17 +349,17 @@ impl RemoteStore {
             } else {
                 ObjectData::Open(Arc::new(collected))
             };
-            return Ok(Object { meta, data });
+            return Ok(Object { meta, age: Duration::ZERO, data });
         };
         let object = RemoteObject::new(Arc::clone(&self.client), key, response, len);
         let meta = object.meta().clone();
         if len <= inline.bytes()
             && let Some(bytes) = object.read_range(0..len, len, deadline, retries, || len <= inline.bytes()).await?
         {
-            return Ok(Object { meta, data: ObjectData::InMemory(bytes) });
+            return Ok(Object { meta, age: Duration::ZERO, data: ObjectData::InMemory(bytes) });
         }
         object.release_permit();
-        Ok(Object { meta, data: ObjectData::Open(Arc::new(object)) })
+        Ok(Object { meta, age: Duration::ZERO, data: ObjectData::Open(Arc::new(object)) })
     }
 
     /// Reads an object whose length the server does not announce.
@@ -439,7 +444,7 @@ impl Store for RemoteStore {
         }
         let object = RemoteObject::of_range(Arc::clone(&self.client), key, response, &range)?;
         object.release_permit();
-        Ok(Some(Object { meta: object.meta().clone(), data: ObjectData::Open(Arc::new(object)) }))
+        Ok(Some(Object { meta: object.meta().clone(), age: Duration::ZERO, data: ObjectData::Open(Arc::new(object)) }))
     }
 
     async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
@@ -457,7 +462,11 @@ impl Store for RemoteStore {
             if known.is_some_and(|(_, version)| version == meta.version) {
                 return Ok(Revalidation::Unchanged);
             }
-            return Ok(Revalidation::Current(Some(Object { meta, data: ObjectData::Open(Arc::new(collected)) })));
+            return Ok(Revalidation::Current(Some(Object {
+                meta,
+                age: Duration::ZERO,
+                data: ObjectData::Open(Arc::new(collected)),
+            })));
         };
         let meta = Validators::of(&response.headers).meta(len);
         if known.is_some_and(|(_, version)| version == meta.version) {
@@ -467,7 +476,7 @@ impl Store for RemoteStore {
         }
         let object = RemoteObject::new(Arc::clone(&self.client), key, *response, len);
         object.release_permit();
-        Ok(Revalidation::Current(Some(Object { meta, data: ObjectData::Open(Arc::new(object)) })))
+        Ok(Revalidation::Current(Some(Object { meta, age: Duration::ZERO, data: ObjectData::Open(Arc::new(object)) })))
     }
 
     fn sends_conditional_requests(&self) -> bool {

@@ -77,7 +77,7 @@ impl Store for Remote {
         Ok(self.request("GET", key).await.map(|(meta, bytes)| {
             let is_inline = meta.len <= inline.bytes();
             let data = if is_inline { ObjectData::InMemory(bytes) } else { ObjectData::Open(Arc::new(Body(bytes))) };
-            Object { meta, data }
+            Object { meta, age: Duration::ZERO, data }
         }))
     }
 
@@ -85,7 +85,7 @@ impl Store for Remote {
         let method = format!("GET {}..{} of", range.start, range.end);
         Ok(self.request(&method, key).await.map(|(meta, bytes)| {
             let data = ObjectData::Open(Arc::new(Body(bytes)));
-            Object { meta, data }
+            Object { meta, age: Duration::ZERO, data }
         }))
     }
 
@@ -103,9 +103,11 @@ impl Store for Remote {
         Ok(match current {
             None if known.is_none() => Revalidation::Unchanged,
             Some((meta, _)) if known.is_some_and(|(etag, _)| *etag == *meta.etag) => Revalidation::Unchanged,
-            current => Revalidation::Current(
-                current.map(|(meta, bytes)| Object { meta, data: ObjectData::Open(Arc::new(Body(bytes))) }),
-            ),
+            current => Revalidation::Current(current.map(|(meta, bytes)| Object {
+                meta,
+                age: Duration::ZERO,
+                data: ObjectData::Open(Arc::new(Body(bytes))),
+            })),
         })
     }
 
