@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceBlock};
+use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockSource, BlockVersion, SourceBlock};
 use super::budget::Permit;
 use super::datasets::Dataset;
 use super::error::ReadError;
 use super::freshness::{self, FreshSince};
 use super::objects::LargeObject;
-use super::validated::EntrySource;
+use super::validated::{CacheEntry, EntrySource};
 use crate::runtime::cpu_pool::{CoreLease, Priority};
 use crate::runtime::fair_queue::FlightHandle;
 use crate::telemetry::metrics::{self, BudgetLabel};
@@ -121,6 +121,26 @@ impl BlockWaiters {
 }
 
 impl BlockCache {
+    /// Returns true if a cached block is usable. If it is not fresh, lets it be revalidated in the background.
+    pub(super) fn is_fresh_or_renewed(
+        &self,
+        source: &dyn BlockSource,
+        position: &GridPosition,
+        entry: &Arc<BlockEntry>,
+        fresh_since: FreshSince,
+    ) -> bool {
+        if entry.is_fresh(fresh_since) {
+            return true;
+        }
+        if !entry.is_usable(fresh_since) {
+            return false;
+        }
+        let Some(location) = source.location(position) else { return false };
+        let key = (location.dataset.id, position.clone());
+        let load = BlockLoad { blocks: self.clone(), location, fresh_since, times: Arc::default() };
+        self.entries.is_fresh_or_renewed(&key, entry, fresh_since, &load)
+    }
+
     /// Loads the block at `location` as it was at `fresh_since` or later, after a lookup did not find it in the cache.
     /// The returned times are zero if another request loaded the block.
     pub(crate) async fn load(

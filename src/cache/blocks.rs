@@ -48,6 +48,12 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Returns the location of the block of the dataset at `position`, so that the block can be loaded in the background.
+    /// Returns `None` if that is not supported.
+    fn location(&self, _position: &GridPosition) -> Option<BlockLocation> {
+        None
+    }
+
     /// Returns true if cached blocks are compared with the source only by [`Self::load`], which sends one conditional
     /// request for each block.
     fn compares_on_load(&self) -> bool;
@@ -279,7 +285,7 @@ impl BlockCache {
             let cached = self.entries.cached(&(dataset_id, position.clone())).await;
             let known_missing = || source.known_missing(position, fresh_since).map(BlockEntry::known_missing);
             let entry = cached.or_else(|| known_missing().map(Arc::new));
-            if entry.as_ref().is_some_and(|entry| !entry.is_fresh(fresh_since)) {
+            if entry.as_ref().is_some_and(|entry| !self.is_fresh_or_renewed(source, position, entry, fresh_since)) {
                 stale_indices.push(index);
             }
             entries.push(entry);

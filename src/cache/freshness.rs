@@ -16,11 +16,14 @@ pub(crate) struct FreshSince {
     pub(crate) found: u64,
     /// For a missing object, and for results derived from one.
     pub(crate) missing: u64,
+    /// For an object that exists and is used while it is revalidated in the background: earlier than `found`, or equal
+    /// if nothing is revalidated in the background.
+    pub(crate) usable: u64,
 }
 
 impl From<u64> for FreshSince {
     fn from(moment: u64) -> Self {
-        Self { found: moment, missing: moment }
+        Self { found: moment, missing: moment, usable: moment }
     }
 }
 

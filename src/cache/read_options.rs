@@ -20,6 +20,9 @@ pub struct FreshnessPolicy {
     /// Policy for missing objects. `None` if the object and block caches remember missing objects themselves.
     /// `None` if the policies above apply to them.
     pub missing: Option<RevalidationPolicy>,
+    /// True if a cached block whose time has passed is still used for as long again, while it is revalidated in the
+    /// background.
+    pub revalidates_in_background: bool,
 }
 
 impl FreshnessPolicy {
@@ -29,35 +32,42 @@ impl FreshnessPolicy {
             metadata: container.metadata_policy(config.cache.recheck_cached_metadata),
             data: container.data_policy(config.cache.recheck_cached_data),
             missing: container.missing_policy(),
+            revalidates_in_background: container.is_remote(),
         }
     }
 
     /// Returns the moments at or after which the stored object at `key` must have been compared with the store.
     pub(crate) fn since(self, key: &Key, request_start: u64) -> FreshSince {
-        self.fresh_since(self.policy_of(key), request_start)
+        if key.name() == Some(ATTRIBUTES) {
+            self.fresh_since(self.metadata, request_start)
+        } else {
+            self.data_since(request_start)
+        }
     }
 
     /// Returns the time for which the object at `key` is used without a comparison with the store.
     pub(crate) fn max_age(self, key: &Key) -> Duration {
-        match self.policy_of(key) {
+        match if key.name() == Some(ATTRIBUTES) { self.metadata } else { self.data } {
             RevalidationPolicy::Always => Duration::ZERO,
             RevalidationPolicy::Never => Duration::MAX,
             RevalidationPolicy::After(age) => age,
         }
     }
 
-    fn policy_of(self, key: &Key) -> RevalidationPolicy {
-        if key.name() == Some(ATTRIBUTES) { self.metadata } else { self.data }
-    }
-
     /// Returns the moments at or after which a block must have been compared with the store.
     pub(crate) fn data_since(self, request_start: u64) -> FreshSince {
-        self.fresh_since(self.data, request_start)
+        let mut since = self.fresh_since(self.data, request_start);
+        if let RevalidationPolicy::After(age) = self.data
+            && self.revalidates_in_background
+        {
+            since.usable = self::since(RevalidationPolicy::After(age.saturating_mul(2)), request_start);
+        }
+        since
     }
 
     fn fresh_since(self, policy: RevalidationPolicy, request_start: u64) -> FreshSince {
         let missing = self.missing.unwrap_or(policy);
-        FreshSince { found: since(policy, request_start), missing: since(missing, request_start) }
+        FreshSince { missing: since(missing, request_start), ..since(policy, request_start).into() }
     }
 }
 
@@ -88,7 +98,8 @@ impl ReadOptions {
         Self { request_start: now(), may_block: true }
     }
 
-    /// Returns the same options in nonblocking mode. A read in this mode starts no work that outlasts the poll. If
+    /// Returns the same options in nonblocking mode. A read in this mode starts no work that outlasts the poll, except
+    /// revalidation in the background. If
     /// the read is not ready, it changes no metrics.
     #[must_use]
     pub fn nonblocking(self) -> Self {
@@ -115,5 +126,31 @@ fn since(policy: RevalidationPolicy, now: u64) -> u64 {
         RevalidationPolicy::Always => now,
         RevalidationPolicy::Never => 0,
         RevalidationPolicy::After(age) => now.saturating_sub(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_blocks_of_remote_containers_are_used_for_a_second_period() {
+        const HOUR: u64 = 3600 * 1_000_000_000;
+        let after_an_hour = RevalidationPolicy::After(Duration::from_secs(3600));
+        let policy = |revalidates_in_background, data| FreshnessPolicy {
+            metadata: after_an_hour,
+            data,
+            missing: None,
+            revalidates_in_background,
+        };
+        let (now, block) = (10 * HOUR, Key::parse("v/0/0").unwrap());
+        let attributes = Key::parse("v/attributes.json").unwrap();
+        let remote = policy(true, after_an_hour);
+        let expected = FreshSince { found: 9 * HOUR, missing: 9 * HOUR, usable: 8 * HOUR };
+        assert_eq!([remote.since(&block, now), remote.data_since(now)], [expected; 2]);
+        assert_eq!(remote.since(&attributes, now), (9 * HOUR).into());
+        assert_eq!(policy(false, after_an_hour).data_since(now), (9 * HOUR).into());
+        assert_eq!(policy(true, RevalidationPolicy::Always).data_since(now), now.into());
+        assert_eq!(policy(true, RevalidationPolicy::Never).data_since(now), 0.into());
     }
 }

@@ -14,6 +14,8 @@ use moka::future::Cache;
 use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
 use moka::policy::EvictionPolicy;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 use super::budget::Budget;
 use super::error::ReadError;
@@ -26,6 +28,10 @@ use crate::telemetry::trace;
 /// Maximum number of shared loads of a request. Each may turn out stale if it began before the request did. After that,
 /// the request loads the entry alone.
 const ATTEMPTS: usize = 3;
+
+/// Maximum number of entries of a cache that are revalidated in the background at the same time. Further stale entries
+/// are used without a revalidation, until one of these has ended.
+const MAX_BACKGROUND_LOADS: usize = 64;
 
 /// A value that [`Validated`] caches.
 pub(crate) trait CacheEntry: Send + Sync + 'static {
@@ -49,6 +55,11 @@ pub(crate) trait CacheEntry: Send + Sync + 'static {
             (false, false) => fresh_since.found,
         };
         self.validated_at().is_fresh(moment)
+    }
+
+    /// Returns true if the entry is fresh, or may still be used while it is revalidated in the background.
+    fn is_usable(&self, fresh_since: FreshSince) -> bool {
+        self.is_fresh(fresh_since) || !self.depends_on_missing() && self.validated_at().is_fresh(fresh_since.usable)
     }
 
     /// Returns true if the entry may be cached. Otherwise only the requests that wait for its load get the entry.
@@ -84,6 +95,8 @@ pub(crate) struct Validated<K: Eq + Hash, V> {
     pub(super) map: Cache<K, Arc<V>>,
     flights: SingleFlight<K, Result<Arc<V>, ReadError>>,
     lookups: LookupCounters,
+    /// One permit for each entry that may be revalidated in the background.
+    background: Arc<Semaphore>,
     /// Budget for the memory of the entries, and of values that are being loaded or sent without being cached.
     pub(super) budget: Budget,
 }
@@ -100,6 +113,7 @@ impl<K: Eq + Hash, V> Clone for Validated<K, V> {
             map: self.map.clone(),
             flights: self.flights.clone(),
             lookups: self.lookups.clone(),
+            background: Arc::clone(&self.background),
             budget: self.budget.clone(),
         }
     }
@@ -114,11 +128,13 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         weigher: fn(&K, &Arc<V>) -> u32,
     ) -> Self {
         let map = weighted_cache(label, budget.cached_bytes, policy, weigher);
-        Self { map, flights: SingleFlight::default(), lookups: LookupCounters::new(label), budget }
+        let (flights, lookups) = (SingleFlight::default(), LookupCounters::new(label));
+        Self { map, flights, lookups, background: Arc::new(Semaphore::new(MAX_BACKGROUND_LOADS)), budget }
     }
 
     /// Returns the entry of `key` after a comparison with its source at `fresh_since` or later. Loads the entry if it
-    /// is not cached or has changed.
+    /// is not cached or has changed. An entry that is only [usable](CacheEntry::is_usable) is returned at once, and
+    /// revalidated in the background.
     pub(crate) async fn get(
         &self,
         key: &K,
@@ -128,7 +144,8 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
     ) -> Result<Arc<V>, ReadError> {
         let cached = self.map.get(key).await;
         if let Some(entry) = &cached
-            && (entry.is_fresh(fresh_since) || source.try_is_unchanged(entry) == Some(true))
+            && (self.is_fresh_or_renewed(key, entry, fresh_since, source)
+                || source.try_is_unchanged(entry) == Some(true))
         {
             let result = if entry.is_missing() { LookupResult::Absent } else { LookupResult::Hit };
             self.lookups.count(result, options.lookup_weight());
@@ -176,7 +193,8 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
                 FlightEnd::Abandoned => continue,
                 FlightEnd::Panicked(message) => return Err(ReadError::Internal(message)),
             };
-            if entry.is_fresh(fresh_since) || source.try_is_unchanged(&entry) == Some(true) {
+            // An object of the disk cache, or a result that is derived from usable blocks, may be usable and not fresh.
+            if entry.is_usable(fresh_since) || source.try_is_unchanged(&entry) == Some(true) {
                 return Ok(entry);
             }
             attempts += 1;
@@ -187,6 +205,42 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
             FlightEnd::Abandoned => Err(ReadError::Internal("a load ended without a result".to_owned())),
             FlightEnd::Panicked(message) => Err(ReadError::Internal(message)),
         }
+    }
+
+    /// Returns true if the cached `entry` of `key` is usable. If it is not fresh, lets it be revalidated in the
+    /// background.
+    pub(crate) fn is_fresh_or_renewed(
+        &self,
+        key: &K,
+        entry: &Arc<V>,
+        fresh_since: FreshSince,
+        source: &impl EntrySource<V>,
+    ) -> bool {
+        if entry.is_fresh(fresh_since) {
+            return true;
+        }
+        let is_usable = entry.is_usable(fresh_since);
+        if is_usable {
+            self.revalidate_in_background(key, entry, source);
+        }
+        is_usable
+    }
+
+    /// Starts a flight that revalidates `entry`, and a task that waits for it. Does nothing if there is a flight of the
+    /// key already, or if [`MAX_BACKGROUND_LOADS`] entries are being revalidated.
+    fn revalidate_in_background(&self, key: &K, entry: &Arc<V>, source: &impl EntrySource<V>) {
+        let Ok(permit) = Arc::clone(&self.background).try_acquire_owned() else { return };
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (waiter, Some(leader)) = self.flights.join(key.clone()) else { return };
+        let flight = leader.handle().clone();
+        let load = source.load(Some(Arc::clone(entry)), flight.clone());
+        let work = self.clone().load_into_map(key.clone(), Some(Arc::downgrade(entry)), flight, load);
+        leader.spawn(ClientId::current().scope(Box::pin(work)));
+        // If it fails, the entry stays, and the next request tries again. The metrics of the store count the error.
+        runtime.spawn(async move {
+            waiter.wait().await;
+            drop(permit);
+        });
     }
 
     /// Starts a flight if this request is its leader, and waits for its end.
@@ -388,12 +442,10 @@ mod tests {
     use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use metrics_exporter_prometheus::PrometheusBuilder;
-    use tokio::sync::Semaphore;
-
     use super::super::freshness;
     use super::*;
     use crate::telemetry::metrics::BudgetLabel;
+    use metrics_exporter_prometheus::PrometheusBuilder;
 
     #[derive(Debug)]
     struct Entry {
@@ -515,6 +567,59 @@ mod tests {
         }
         assert_eq!((first.version, cache.load(&1, 0.into(), &remote).await.unwrap().version), (1, 2));
         assert_eq!(remote.requests(), (1, 2), "a fresh entry costs no request");
+    }
+
+    #[tokio::test]
+    async fn a_usable_entry_is_returned_at_once_and_revalidated_once_in_the_background() {
+        let cache = cache();
+        let remote = Remote::new(true);
+        let first = cache.load(&1, 0.into(), &remote).await.unwrap();
+        let usable = || FreshSince { usable: 0, ..freshness::now().into() };
+        let get = |fresh_since| cache.get(&1, ReadOptions::begin(), fresh_since, &remote).now_or_never();
+        for (version, revalidations) in [(1, 1), (2, 2), (0, 3), (2, 4)] {
+            remote.close();
+            remote.set_version(version);
+            let before = cache.cached(&1).await.unwrap();
+            let now = usable();
+            for _ in 0..9 {
+                let found = get(now).expect("it does not wait").unwrap();
+                assert!(Arc::ptr_eq(&found, &before));
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(remote.requests(), (1, revalidations), "one for all nine");
+            remote.open();
+            while cache.background.available_permits() < MAX_BACKGROUND_LOADS {
+                tokio::task::yield_now().await;
+            }
+            let after = cache.cached(&1).await.unwrap();
+            assert_eq!(after.version, if version == 0 { before.version } else { version });
+            assert_eq!(after.validated_at.is_fresh(now.found), version != 0, "a failure leaves the entry as it was");
+        }
+        assert_eq!(first.version, 1);
+        // An entry that is too old is revalidated before it is used.
+        remote.close();
+        let now = freshness::now();
+        assert!(get(now.into()).is_none());
+        remote.open();
+        assert_eq!(cache.get(&1, ReadOptions::begin(), now.into(), &remote).await.unwrap().version, 2);
+    }
+
+    #[tokio::test]
+    async fn the_number_of_entries_that_are_revalidated_in_the_background_is_limited() {
+        let cache = cache();
+        let remote = Remote::new(true);
+        for key in 0..=u8::MAX {
+            cache.load(&key, 0.into(), &remote).await.unwrap();
+        }
+        remote.close();
+        let now = FreshSince { usable: 0, ..freshness::now().into() };
+        for key in 0..=u8::MAX {
+            let get = cache.get(&key, ReadOptions::begin(), now, &remote);
+            assert_eq!(get.now_or_never().expect("it does not wait").unwrap().version, 1);
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(remote.requests(), (256, MAX_BACKGROUND_LOADS));
+        remote.open();
     }
 
     #[tokio::test]

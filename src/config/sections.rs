@@ -229,7 +229,7 @@ impl ContainerConfig {
     }
 
     /// Returns true if the root is not a directory of this machine.
-    pub(super) fn is_remote(&self) -> bool {
+    pub fn is_remote(&self) -> bool {
         matches!(self.root, RootAddress::Remote(_))
     }
 }

@@ -145,6 +145,12 @@ impl Container {
         ObjectCacheKey::Stored(self.id, key.clone())
     }
 
+    /// Returns the source of the stored object at `key`, for a request that needs this range of it.
+    pub(super) fn object_source<'a>(&'a self, key: &'a Key, range: Option<Range<u64>>) -> ObjectSource<'a> {
+        let (objects, store, missing) = (&self.resources.objects, &self.store, self.missing_names());
+        ObjectSource { objects, store, key, missing, range }
+    }
+
     /// Returns the entries of the cache of stored objects.
     pub(crate) fn object_entries(&self) -> &Validated<ObjectCacheKey, ObjectEntry> {
         &self.resources.objects.entries
@@ -178,8 +184,7 @@ impl Container {
         if !self.check_visible(key) {
             return Ok(None);
         }
-        let missing = self.missing_names();
-        let source = ObjectSource { objects: &self.resources.objects, store: &self.store, key, missing, range };
+        let source = self.object_source(key, range);
         let fresh_since = self.fresh_since(options, key);
         let entry = self.object_entries().get(&self.object_cache_key(key), options, fresh_since, &source).await?;
         Ok(entry.object.clone())

@@ -123,11 +123,19 @@ impl Container {
         }
     }
 
-    /// Returns true if a cached object is fresh, or if a comparison without blocking finds that it equals the stored
-    /// object.
-    fn is_entry_valid(&self, options: ReadOptions, key: &Key, entry: &ObjectEntry) -> bool {
+    /// Returns true if a cached object is fresh, if it is usable and will be revalidated in the background, or if a
+    /// comparison without blocking finds that it equals the stored object.
+    fn is_entry_valid(&self, options: ReadOptions, key: &Key, entry: &Arc<ObjectEntry>) -> bool {
         let validated_at = &entry.validated_at;
-        entry.is_fresh(self.fresh_since(options, key))
+        let fresh_since = self.fresh_since(options, key);
+        if entry.is_fresh(fresh_since) {
+            return true;
+        }
+        let is_renewed = || {
+            let source = self.object_source(key, None);
+            self.object_entries().is_fresh_or_renewed(&self.object_cache_key(key), entry, fresh_since, &source)
+        };
+        entry.is_usable(fresh_since) && is_renewed()
             || validated_at.try_is_unchanged(&*self.store, key, entry.version(), options.request_start) == Some(true)
     }
 

@@ -76,7 +76,7 @@ impl Settings {
     /// Returns the freshness policy of containers that have none of their own.
     pub(crate) fn freshness(&self) -> FreshnessPolicy {
         let Self { recheck_metadata: metadata, recheck_data: data, recheck_missing: missing, .. } = *self;
-        FreshnessPolicy { metadata, data, missing }
+        FreshnessPolicy { metadata, data, missing, revalidates_in_background: false }
     }
 
     /// Returns the parts of the resources that resources for `new` take over.

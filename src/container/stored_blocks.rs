@@ -39,6 +39,10 @@ impl BlockSource for StoredBlocks {
         Some(&*self.container.store)
     }
 
+    fn location(&self, position: &GridPosition) -> Option<BlockLocation> {
+        Some(self.container.block_location(&self.dataset, position))
+    }
+
     fn compares_on_load(&self) -> bool {
         self.container.store.sends_conditional_requests()
     }
@@ -253,6 +257,28 @@ mod tests {
             let block = Block { size: smallvec![2, 1], data: Bytes::from(data) };
             let meta = ObjectMeta { len: 2, modified: None, etag: "\"computed\"".into(), version: 1 };
             Ok((SourceBlock::Decoded(block, meta), checked_at))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_usable_block_is_returned_at_once_and_revalidated_in_the_background() {
+        let attributes = r#"{"dimensions":[8,8],"blockSize":[2,1],"dataType":"uint8","compression":{"type":"raw"}}"#;
+        let objects =
+            [("v/attributes.json", attributes.as_bytes()), ("v/3/4", &[0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 1, 7, 8])];
+        let objects = objects.map(|(key, bytes)| (Key::parse(key).unwrap(), Bytes::from_static(bytes)));
+        let container = Container::new(Arc::new(MemoryStore::new(objects, 0)), Resources::new(Settings::small()));
+        let dataset = container.dataset(ReadOptions::begin(), &Key::parse("v").unwrap()).await.unwrap();
+        let blocks = &container.resources().blocks;
+        let location = container.block_location(&dataset, &smallvec![3, 4]);
+        let (entry, _) = blocks.load(location.clone(), 0.into()).await.unwrap();
+        assert_eq!(entry.block().unwrap().data, [7, 8][..]);
+        let positions = std::slice::from_ref(&location.position);
+        let now = cache::now();
+        let usable = FreshSince { usable: 0, ..now.into() };
+        let cached = blocks.cached(&*location.source, &dataset, positions, usable).await.unwrap();
+        assert!(Arc::ptr_eq(cached[0].as_ref().unwrap(), &entry) && !entry.validated_at.is_fresh(now));
+        while !entry.validated_at.is_fresh(now) {
+            tokio::task::yield_now().await;
         }
     }
 
