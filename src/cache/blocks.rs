@@ -48,8 +48,8 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the location of the block of the dataset at `position`, so that the block can be loaded in the background.
-    /// Returns `None` if that is not supported.
+    /// Returns the location of the block at `position`, which a load in the background needs. Returns `None` if the source
+    /// does not support such loads.
     fn location(&self, _position: &GridPosition) -> Option<BlockLocation> {
         None
     }

@@ -530,6 +530,7 @@ mod tests {
                 "jwt.groups_claim",
                 "container_defaults.store.region",
                 "container_defaults.store.ca",
+                "cache.disk.path",
             ];
             if texts.contains(&key.as_str()) {
                 // These settings are paths, names, regions or claims, for which any text is valid.

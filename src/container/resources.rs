@@ -290,7 +290,7 @@ impl Resources {
         metrics::cache_bytes(CacheLabel::Stored, self.objects.entries.weight_bytes(), self.settings.stored_cache);
         metrics::cache_bytes(CacheLabel::Attributes, self.attributes.cache.weighted_size(), CACHED_ATTRIBUTES_BYTES);
         if let Some(disk_cache) = &self.disk_cache {
-            disk_cache.stats().record();
+            metrics::disk_cache(&disk_cache.stats());
         }
     }
 }

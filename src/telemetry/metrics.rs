@@ -144,6 +144,27 @@ pub fn cache_eviction(cache: CacheLabel) {
     counter!(names::CACHE_EVICTIONS, "cache" => cache.name()).increment(1);
 }
 
+/// Updates the metrics of the cache on disk.
+pub fn disk_cache(stats: &DiskCacheStats) {
+    gauge!(names::DISK_CACHE_ON).set(f64::from(u8::from(stats.is_on)));
+    gauge!(names::DISK_CACHE_OBJECTS).set(as_f64(stats.objects));
+    gauge!(names::DISK_CACHE_BYTES).set(as_f64(stats.used_bytes));
+    gauge!(names::DISK_CACHE_CAPACITY).set(as_f64(stats.capacity_bytes));
+    gauge!(names::DISK_CACHE_INDEX_BYTES).set(as_f64(stats.index_bytes));
+    gauge!(names::DISK_CACHE_QUEUED_BYTES).set(as_f64(stats.queued_bytes));
+    for (result, count) in [("hit", stats.hits), ("stale", stats.stale), ("miss", stats.misses)] {
+        counter!(names::DISK_CACHE_REQUESTS, "result" => result).absolute(count);
+    }
+    for (reason, count) in [("queue", stats.dropped_by_queue), ("space", stats.dropped_for_space)] {
+        counter!(names::DISK_CACHE_DROPPED, "reason" => reason).absolute(count);
+    }
+    counter!(names::DISK_CACHE_READ_BYTES).absolute(stats.read_bytes);
+    counter!(names::DISK_CACHE_STORED).absolute(stats.stored);
+    counter!(names::DISK_CACHE_EVICTIONS).absolute(stats.evicted);
+    counter!(names::DISK_CACHE_DAMAGED).absolute(stats.damaged);
+    counter!(names::DISK_CACHE_FAULTS).absolute(stats.faults);
+}
+
 /// Records the duration of a request to storage, successful or not.
 pub fn store_request(operation: StoreOperation, backend: &'static str, elapsed: Duration) {
     histogram!(names::STORE_DURATION, "op" => operation.name(), "backend" => backend).record(elapsed);
@@ -543,7 +564,7 @@ mod tests {
         traces_exported(1);
         traces_dropped("queue", 1);
         config_loaded(true, Duration::from_secs(1));
-        DiskCacheStats::default().record();
+        disk_cache(&DiskCacheStats::default());
     }
 
     #[test]

@@ -13,11 +13,11 @@ use crate::support::wait_until_blocking;
 /// An HTTP server of objects in memory. It records the requests.
 struct ObjectServer {
     url: String,
-    state: Arc<Mutex<ServerState>>,
+    state: Arc<Mutex<ObjectServerState>>,
 }
 
 #[derive(Default)]
-struct ServerState {
+struct ObjectServerState {
     /// Number of the version and content, by path.
     objects: BTreeMap<String, (u32, Vec<u8>)>,
     requests: Vec<String>,
@@ -27,7 +27,7 @@ impl ObjectServer {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let state = Arc::<Mutex<ServerState>>::default();
+        let state = Arc::<Mutex<ObjectServerState>>::default();
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
             for socket in listener.incoming().flatten() {
@@ -51,7 +51,7 @@ impl ObjectServer {
 }
 
 /// Answers the requests of a connection.
-fn answer_all(socket: TcpStream, state: &Mutex<ServerState>) -> Option<()> {
+fn answer_all(socket: TcpStream, state: &Mutex<ObjectServerState>) -> Option<()> {
     let mut reader = BufReader::new(socket);
     loop {
         let mut head = Vec::new();

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Time by which a file may seem to be validated in the future, before it counts as never validated.
+/// Tolerance for files that seem to be validated in the future. Beyond it, they count as never validated.
 const TOLERANCE_SECONDS: u32 = 5;
 
 /// A clock that begins with the date and then ignores changes of it, so that a date that is set back does not let

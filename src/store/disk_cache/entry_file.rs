@@ -18,7 +18,7 @@
 //!
 //! A trailer rather than a header: the bytes have a fixed offset although keys differ in length, nothing is padded, and
 //! a file that was cut short has no tail. The checksums also detect files whose data did not reach the disk before a
-//! power failure, so no write is flushed with `fsync`.
+//! power failure, so no write is flushed with fsync.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

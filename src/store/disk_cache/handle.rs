@@ -35,8 +35,9 @@ impl Drop for DiskCache {
 }
 
 impl DiskCache {
-    /// Starts a cache in the directory `path`, which is created if its parent exists. Returns at once: a thread of the cache opens and scans the directory. If that fails, the cache
-    /// is off, a warning gives the reason, and the thread tries again after a while.
+    /// Starts a cache in the directory `path`, which is created if its parent exists. Returns at once: a thread of the
+    /// cache opens and scans the directory. If that fails, the cache is off, a warning gives the reason, and the thread
+    /// tries again after a while.
     ///
     /// # Errors
     /// Returns an error if the system cannot start a thread.

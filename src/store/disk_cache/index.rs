@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum IndexStep {
         Insert(u64, u16, u64),
         InsertIfAbsent(u64, u16, u64),
         Remove(u64),
@@ -340,14 +340,14 @@ mod tests {
         Forget(u16),
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<IndexStep>> {
         let step = prop_oneof![
-            8 => (0..200_u64, 0..3_u16, 1..99_u64).prop_map(|(n, c, b)| Step::Insert(n, c, b)),
-            4 => (0..200_u64, 0..3_u16, 1..99_u64).prop_map(|(n, c, b)| Step::InsertIfAbsent(n, c, b)),
-            4 => (0..200_u64).prop_map(Step::Remove),
-            2 => Just(Step::Victim),
-            4 => (0..200_u64).prop_map(Step::Get),
-            1 => (0..3_u16).prop_map(Step::Forget),
+            8 => (0..200_u64, 0..3_u16, 1..99_u64).prop_map(|(n, c, b)| IndexStep::Insert(n, c, b)),
+            4 => (0..200_u64, 0..3_u16, 1..99_u64).prop_map(|(n, c, b)| IndexStep::InsertIfAbsent(n, c, b)),
+            4 => (0..200_u64).prop_map(IndexStep::Remove),
+            2 => Just(IndexStep::Victim),
+            4 => (0..200_u64).prop_map(IndexStep::Get),
+            1 => (0..3_u16).prop_map(IndexStep::Forget),
         ];
         proptest::collection::vec(step, 0..600)
     }
@@ -359,29 +359,29 @@ mod tests {
             let mut model = BTreeMap::new();
             for step in steps {
                 match step {
-                    Step::Insert(number, container, blocks) => {
+                    IndexStep::Insert(number, container, blocks) => {
                         let entry = entry(number, container, blocks, 0);
                         prop_assert_eq!(index.insert(entry, || true), (true, model.insert(entry.name, entry)));
                         prop_assert_eq!(index.insert(entry, || false), (false, None));
                     }
-                    Step::InsertIfAbsent(number, container, blocks) => {
+                    IndexStep::InsertIfAbsent(number, container, blocks) => {
                         let entry = entry(number, container, blocks, 0);
                         prop_assert_eq!(index.insert_if_absent(entry, || true), !model.contains_key(&entry.name));
                         model.entry(entry.name).or_insert(entry);
                     }
-                    Step::Remove(number) => {
+                    IndexStep::Remove(number) => {
                         let name = entry(number, 0, 0, 0).name;
                         prop_assert_eq!(index.remove(name), model.remove(&name));
                     }
-                    Step::Victim => match index.remove_victim() {
+                    IndexStep::Victim => match index.remove_victim() {
                         Some(victim) => prop_assert_eq!(model.remove(&victim.name), Some(victim)),
                         None => prop_assert!(model.is_empty()),
                     },
-                    Step::Get(number) => {
+                    IndexStep::Get(number) => {
                         let name = entry(number, 0, 0, 0).name;
                         prop_assert_eq!(index.get(name, 0), model.get(&name).copied());
                     }
-                    Step::Forget(container) => {
+                    IndexStep::Forget(container) => {
                         let is_its = |entry: &&DiskEntry| entry.container == container;
                         let bytes: u64 = model.values().filter(is_its).map(DiskEntry::bytes).sum();
                         prop_assert_eq!(index.remove_container(container), bytes);

@@ -37,7 +37,7 @@ pub struct DiskCacheLimits {
     pub size_bytes: u64,
     /// Free space that is left on the file system.
     pub min_free: MinFree,
-    /// Memory for the index, of which each object takes up to 64 bytes.
+    /// Memory for the index, in bytes. Each object takes up to 64.
     pub index_bytes: u64,
 }
 
@@ -128,7 +128,7 @@ pub(super) struct DiskCacheShared {
     pub(super) maintenance: Mutex<MaintenanceState>,
     pub(super) unreported_space: Mutex<UnreportedSpace>,
     pub(super) maintenance_wake: Condvar,
-    /// Time by which tests delay every read.
+    /// Delay of every read in tests.
     #[cfg(test)]
     pub(super) read_delay: Mutex<Duration>,
 }

@@ -1,8 +1,4 @@
-//! Metrics of the cache on disk. It counts by itself, and its numbers are read when the metrics are requested.
-
-use metrics::{counter, gauge};
-
-use super::{as_f64, names};
+//! Figures of the cache on disk. It counts by itself, and its figures are read when the metrics are requested.
 
 /// What the cache on disk has done since the start, and its size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,27 +37,4 @@ pub struct DiskCacheStats {
     pub damaged: u64,
     /// Reads and writes that failed or took too long.
     pub faults: u64,
-}
-
-impl DiskCacheStats {
-    /// Updates the metrics of the cache on disk.
-    pub fn record(&self) {
-        gauge!(names::DISK_CACHE_ON).set(f64::from(u8::from(self.is_on)));
-        gauge!(names::DISK_CACHE_OBJECTS).set(as_f64(self.objects));
-        gauge!(names::DISK_CACHE_BYTES).set(as_f64(self.used_bytes));
-        gauge!(names::DISK_CACHE_CAPACITY).set(as_f64(self.capacity_bytes));
-        gauge!(names::DISK_CACHE_INDEX_BYTES).set(as_f64(self.index_bytes));
-        gauge!(names::DISK_CACHE_QUEUED_BYTES).set(as_f64(self.queued_bytes));
-        for (result, count) in [("hit", self.hits), ("stale", self.stale), ("miss", self.misses)] {
-            counter!(names::DISK_CACHE_REQUESTS, "result" => result).absolute(count);
-        }
-        for (reason, count) in [("queue", self.dropped_by_queue), ("space", self.dropped_for_space)] {
-            counter!(names::DISK_CACHE_DROPPED, "reason" => reason).absolute(count);
-        }
-        counter!(names::DISK_CACHE_READ_BYTES).absolute(self.read_bytes);
-        counter!(names::DISK_CACHE_STORED).absolute(self.stored);
-        counter!(names::DISK_CACHE_EVICTIONS).absolute(self.evicted);
-        counter!(names::DISK_CACHE_DAMAGED).absolute(self.damaged);
-        counter!(names::DISK_CACHE_FAULTS).absolute(self.faults);
-    }
 }
