@@ -6,9 +6,16 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use n5_server::cache::RevalidationPolicy;
+use n5_server::config::MinFree;
+use n5_server::container::{Container, NonblockingLookup, Resources, Settings};
+use n5_server::store::{DiskCache, DiskCacheLimits, Key, Store};
 
 use crate::support::program::Program;
-use crate::support::wait_until_blocking;
+use crate::support::remote::Remote;
+use crate::support::{settings, wait_until_blocking};
 
 /// An HTTP server of objects in memory. It records the requests.
 struct ObjectServer {
@@ -230,4 +237,44 @@ fn old_objects_are_revalidated_and_forgotten_ones_are_requested_again() {
     drop(program);
     let program = start(&immutable(1));
     assert!(program.get(path).body.ends_with('D'));
+}
+
+#[tokio::test]
+async fn objects_of_the_disk_are_read_or_sent_by_the_kernel_without_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let limits = DiskCacheLimits { size_bytes: 1 << 30, min_free: MinFree::Bytes(0), index_bytes: 1 << 20 };
+    let cache = DiskCache::start(directory.path().to_owned(), limits).unwrap();
+    assert!(wait_until_blocking(|| cache.stats().is_ready));
+    let remote = Arc::new(Remote::default());
+    let an_hour = RevalidationPolicy::After(Duration::from_secs(3600));
+    // Each container has caches in memory of its own.
+    let container = || {
+        let resources = Resources::new(Settings { recheck_data: an_hour, ..settings() });
+        let container = Container::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, resources);
+        container.with_disk_cache(cache.container("remote"))
+    };
+    let [small, large] = ["v/0/0", "v/0/1"].map(|key| Key::parse(key).unwrap());
+    remote.put(small.as_str(), vec![1; 1000]);
+    remote.put(large.as_str(), vec![2; 200_000]);
+    let first = container();
+    for key in [&small, &large] {
+        assert!(first.object(Container::new_read_options(), key).await.unwrap().is_some());
+    }
+    assert_eq!(remote.take_requests(), ["GET v/0/0", "GET v/0/1"]);
+    assert!(cache.flush_blocking(Duration::from_secs(60)));
+
+    let second = container();
+    let find = |key, with_bytes| second.try_object(Container::new_read_options(), key, with_bytes).unwrap();
+    let NonblockingLookup::Object(meta, None, None) = find(&large, false) else { panic!("only metadata") };
+    assert_eq!((meta.len, &*meta.etag), (200_000, "\"1\""));
+    let NonblockingLookup::Sendfile(file) = find(&large, true) else { panic!("an open file") };
+    assert_eq!(file.meta(), &meta);
+    let NonblockingLookup::Object(meta, Some(bytes), _) = find(&small, true) else { panic!("the bytes") };
+    assert_eq!((meta.len, bytes), (1000, vec![1; 1000].into()));
+    assert!(matches!(find(&small, true), NonblockingLookup::Object(_, Some(_), Some(_))), "now it is in memory");
+    assert!(second.meta(Container::new_read_options(), &large).await.unwrap().is_some());
+    assert_eq!(remote.take_requests(), [""; 0]);
+    // What the store says about absence is not on the disk.
+    let missing = Key::parse("v/0/2").unwrap();
+    assert!(second.try_object(Container::new_read_options(), &missing, true).is_none());
 }
