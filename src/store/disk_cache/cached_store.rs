@@ -231,6 +231,10 @@ impl Store for DiskCachedStore {
         self.inner.list(key, after, limit, filter).await
     }
 
+    fn concurrent_reads(&self) -> usize {
+        self.inner.concurrent_reads()
+    }
+
     fn lists_cheaply(&self) -> bool {
         self.inner.lists_cheaply()
     }
