@@ -186,7 +186,7 @@ mod tests {
             Err(io::Error::new(io::ErrorKind::NotFound, "no such host"))
         }
         fn working(_: &str) -> io::Result<Vec<SocketAddr>> {
-            Ok(vec![SocketAddr::from(([192, 0, 2, 1], 0))])
+            ask_system("127.0.0.1")
         }
         let slow: Vec<_> = (0..64).map(|_| tokio::spawn(resolve("slow.test".to_owned(), hanging))).collect();
         assert_eq!(resolve("other.test".to_owned(), working).await.unwrap().len(), 1);
