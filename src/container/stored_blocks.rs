@@ -100,7 +100,9 @@ impl BlockSource for StoredBlocks {
             checked_at = cache::now();
             found = match store.revalidate(&key, None).await? {
                 Revalidation::Unchanged => None,
-                current => objects.get_revalidated(store, &key, current).await?,
+                current @ (Revalidation::Changed | Revalidation::Current(_)) => {
+                    objects.get_revalidated(store, &key, current).await?
+                }
             };
         }
         Ok(match found {
