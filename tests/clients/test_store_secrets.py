@@ -212,6 +212,7 @@ def test_secrets_reach_the_store_and_appear_nowhere_else(name, upstream, tmp_pat
     arguments = [part for key, value in settings.items() for part in ("--set", f"container_defaults.store.{key}={filled(value)}")]
     own = tmp_path / "tmp"
     own.mkdir()
+    arguments += ["--set", f"cache.disk.path={own / 'disk'}"]
     environment = {key: filled(value) for key, value in source.environment.items()} | {"TMPDIR": str(own), "HOME": str(own)}
     # Lines of a private key, tokens that are signed with it, and the key of a storage account do not contain the canary.
     others = ["Bearer ey", ACCOUNT_KEY, *re.findall(r"[A-Za-z0-9+/]{40,}", account)]
@@ -236,6 +237,7 @@ def test_secrets_reach_the_store_and_appear_nowhere_else(name, upstream, tmp_pat
                 seen.append(path.read_bytes().decode(errors="replace"))
             except OSError:
                 pass  # the process has ended
+        assert (own / "disk").is_dir()
         seen += [path.read_bytes().decode(errors="replace") for path in own.rglob("*") if path.is_file()]
         assert len(server.log()) > 1000, "the log is not detailed"
         seen.append(server.log())
