@@ -63,7 +63,7 @@ impl Gather<'_> {
             }
             self.gather_batch(&batch, &mut loads).await?;
         }
-        self.load_and_paste(&mut loads, 0).await?;
+        self.load_and_paste(&mut loads, false).await?;
         drop(loads);
         drop(context);
         if self.stats.fingerprint.is_empty()
@@ -99,7 +99,8 @@ impl Gather<'_> {
         let missing_before = self.stats.missing;
         let deferred = self.context.paste(items, &mut self.stats).await?;
         loads.add(deferred);
-        self.load_and_paste(loads, loads.overlap).await?;
+        // Partial reads wait for memory, which unfinished loads of this slice would hold.
+        self.load_and_paste(loads, read_in_parts.is_empty()).await?;
         let parts_stats = paste_parts(&self.context, read_in_parts, self.skips_damaged).await?;
         self.stats.merge(&parts_stats);
         if self.stats.missing > missing_before {
@@ -155,11 +156,12 @@ impl Gather<'_> {
             && bytes > u128::from(self.context.container.resources.settings().decoded_cache)
     }
 
-    /// Loads blocks concurrently and pastes each as soon as it is loaded, until at most `remaining` are being loaded.
-    async fn load_and_paste(&mut self, loads: &mut BlockLoads<'_>, remaining: usize) -> Result<(), ReadError> {
+    /// Loads blocks concurrently and pastes each as soon as it is loaded. Returns when all are loaded, or, if
+    /// `has_more`, when so few are left that the next batch should be looked up.
+    async fn load_and_paste(&mut self, loads: &mut BlockLoads<'_>, has_more: bool) -> Result<(), ReadError> {
         let context = loads.context;
         let started = Instant::now();
-        while loads.len() > remaining {
+        while loads.len() > if has_more { loads.overlap() } else { 0 } {
             let mut items = Vec::new();
             for (position, result) in loads.next().await? {
                 if matches!(result, Err(ReadError::Budget(BudgetError::TimedOut { .. })))
@@ -200,27 +202,26 @@ struct BlockLoads<'a> {
     running: FuturesUnordered<BoxFuture<'a, LoadedBlock>>,
     /// Blocks that were loaded while others were pasted.
     finished: Vec<LoadedBlock>,
-    /// Maximum number of blocks that are loaded at once.
-    limit: usize,
-    /// Number of blocks that are still being loaded when the next batch is looked up. None are if the store is a disk:
-    /// only a network has a latency that further requests can fill.
-    overlap: usize,
 }
 
 impl<'a> BlockLoads<'a> {
     fn new(context: &'a Arc<GatherContext>) -> Self {
-        let limit = context.container.store.concurrent_reads();
+        Self { context, waiting: VecDeque::new(), running: FuturesUnordered::new(), finished: Vec::new() }
+    }
+
+    /// Returns the number of blocks that are loaded at once. It changes with the number of requests that the store
+    /// accepts.
+    fn limit(&self) -> usize {
+        self.context.container.store.concurrent_reads()
+    }
+
+    /// Returns the number of blocks that are still being loaded when the next batch is looked up. None are if the store
+    /// is a disk: only a network has a latency that further requests can fill.
+    fn overlap(&self) -> usize {
         // The holes of other stores are confirmed batch by batch.
-        let confirms_nothing = context.container.store.reports_missing_root();
-        let overlap = if limit > CONCURRENT_DISK_READS && confirms_nothing { limit / 2 } else { 0 };
-        Self {
-            context,
-            waiting: VecDeque::new(),
-            running: FuturesUnordered::new(),
-            finished: Vec::new(),
-            limit,
-            overlap,
-        }
+        let confirms_nothing = self.context.container.store.reports_missing_root();
+        let limit = self.limit();
+        if limit > CONCURRENT_DISK_READS && confirms_nothing { limit / 2 } else { 0 }
     }
 
     fn len(&self) -> usize {
@@ -238,8 +239,8 @@ impl<'a> BlockLoads<'a> {
 
     /// Begins loads up to the limit.
     fn begin(&mut self) {
-        let context = self.context;
-        while self.running.len() + self.finished.len() < self.limit
+        let (context, limit) = (self.context, self.limit());
+        while self.running.len() + self.finished.len() < limit
             && let Some((position, is_retry)) = self.waiting.pop_front()
         {
             let load = async move {
@@ -295,7 +296,7 @@ fn lookup_batch_size(block_bytes: u64) -> usize {
 /// themselves.
 pub(crate) fn load_overhead_bytes(container: &Container, blocks: u128) -> u64 {
     let at_most = |limit: u64| u64::try_from(blocks).unwrap_or(u64::MAX).min(limit);
-    at_most(container.store.concurrent_reads() as u64) * LOAD_OVERHEAD_BYTES
+    at_most(container.store.max_concurrent_reads() as u64) * LOAD_OVERHEAD_BYTES
         + at_most(MAX_LOOKUP_BATCH) * LOOKUP_OVERHEAD_BYTES
 }
 
@@ -329,10 +330,14 @@ mod tests {
     /// Blocks in the dataset of the tests. A slice looks them up in two batches.
     const BLOCKS: usize = 500;
 
-    /// Number of requests that the store of the tests accepts at once.
+    /// Number of requests that the store of the tests accepts at once, after its first answers.
     const CONCURRENCY: usize = 100;
 
-    /// A store that answers requests for blocks only while many of them are waiting, or none is left to begin.
+    /// Number of requests that it accepts before.
+    const FEW: usize = 4;
+
+    /// A store that answers all but the first requests for blocks only while many of them are waiting, or none is left
+    /// to begin.
     #[derive(Debug)]
     struct CrowdedStore {
         inner: MemoryStore,
@@ -344,7 +349,9 @@ mod tests {
 
     impl CrowdedStore {
         async fn wait_for_crowd(&self) {
-            self.begun.fetch_add(1, Ordering::Relaxed);
+            if self.begun.fetch_add(1, Ordering::Relaxed) < FEW {
+                return;
+            }
             let waiting = self.waiting.fetch_add(1, Ordering::Relaxed) + 1;
             self.most_waiting.fetch_max(waiting, Ordering::Relaxed);
             self.changed.notify_waiters();
@@ -378,6 +385,10 @@ mod tests {
         }
 
         fn concurrent_reads(&self) -> usize {
+            if self.begun.load(Ordering::Relaxed) == 0 { FEW } else { CONCURRENCY }
+        }
+
+        fn max_concurrent_reads(&self) -> usize {
             CONCURRENCY
         }
 

@@ -126,6 +126,10 @@ impl Store for InstrumentedStore {
         self.0.concurrent_reads()
     }
 
+    fn max_concurrent_reads(&self) -> usize {
+        self.0.max_concurrent_reads()
+    }
+
     fn lists_cheaply(&self) -> bool {
         self.0.lists_cheaply()
     }

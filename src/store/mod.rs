@@ -153,6 +153,11 @@ pub trait Store: fmt::Debug + Send + Sync {
         CONCURRENT_DISK_READS
     }
 
+    /// Returns the highest number that [`Self::concurrent_reads`] can return.
+    fn max_concurrent_reads(&self) -> usize {
+        CONCURRENT_DISK_READS
+    }
+
     /// Returns true if [`Self::list`] costs no more than reading a few blocks. Directories are then listed to count the
     /// blocks of large slices. Otherwise all blocks are assumed to exist.
     fn lists_cheaply(&self) -> bool {

@@ -235,6 +235,10 @@ impl Store for DiskCachedStore {
         self.inner.concurrent_reads()
     }
 
+    fn max_concurrent_reads(&self) -> usize {
+        self.inner.max_concurrent_reads()
+    }
+
     fn lists_cheaply(&self) -> bool {
         self.inner.lists_cheaply()
     }

@@ -158,6 +158,11 @@ impl StoreClient {
         self.service.concurrency()
     }
 
+    /// Returns the maximum number of requests that the store may have open.
+    pub(super) fn max_concurrency(&self) -> usize {
+        self.service.max_concurrency()
+    }
+
     /// Returns the time at which a call that begins now must have ended.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.call_timeout

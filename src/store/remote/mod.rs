@@ -493,6 +493,10 @@ impl Store for RemoteStore {
         self.client.concurrency()
     }
 
+    fn max_concurrent_reads(&self) -> usize {
+        self.client.max_concurrency()
+    }
+
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
         let found = self.lister.is_directory(self, key).await;
         found.map_err(|error| error_of_listing(key, error))

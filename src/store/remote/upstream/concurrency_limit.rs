@@ -214,6 +214,11 @@ impl ConcurrencyLimit {
         !state.is_calm_for(THROTTLED_FOR, now)
     }
 
+    /// Returns the maximum of the limit.
+    pub(in crate::store::remote) fn max(&self) -> usize {
+        usize::try_from(self.lock().max).unwrap_or(usize::MAX)
+    }
+
     /// Returns the current state.
     pub(in crate::store::remote) fn snapshot(&self) -> ConcurrencySnapshot {
         let (state, now) = (self.lock(), Instant::now());

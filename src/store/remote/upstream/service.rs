@@ -103,6 +103,11 @@ impl<S: HttpService> UpstreamService<S> {
         self.bucket.limit.snapshot().limit
     }
 
+    /// Returns the maximum number of requests that may be in flight to the bucket.
+    pub(in crate::store::remote) fn max_concurrency(&self) -> usize {
+        self.bucket.limit.max()
+    }
+
     /// Returns true if the store throttled a request within the last seconds, or has asked for a pause.
     pub(in crate::store::remote) fn is_throttled(&self) -> bool {
         self.bucket.limit.is_throttled()
