@@ -29,6 +29,7 @@ use super::datasets::Dataset;
 use super::error::ReadError;
 use super::freshness::{self, FreshSince};
 use super::objects::LargeObject;
+use super::outages::RequestTimes;
 use super::validated::{CacheEntry, EntrySource};
 use crate::runtime::cpu_pool::{CoreLease, Priority};
 use crate::runtime::fair_queue::FlightHandle;
@@ -268,7 +269,7 @@ impl BlockLoad {
         }
         let (meta, bytes, permit) = match block {
             SourceBlock::Unchanged | SourceBlock::Missing => {
-                let is_remembered = source.remember_missing(position, checked_at);
+                let is_remembered = source.remember_missing(position, RequestTimes::since(checked_at));
                 let hole = if is_remembered { BlockEntry::known_missing } else { BlockEntry::missing };
                 return Ok(Arc::new(hole(checked_at)));
             }

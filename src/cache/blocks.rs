@@ -15,6 +15,7 @@ use super::datasets::Dataset;
 use super::error::ReadError;
 use super::freshness::{self, FreshSince, ValidatedAt};
 use super::objects::LargeObject;
+use super::outages::RequestTimes;
 use super::validated::{CacheEntry, Validated, max_weight_bytes};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::store::{ObjectMeta, Store, StorePressure};
@@ -65,15 +66,15 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// Returns a [`ReadError`] if the source fails.
     async fn versions(&self, positions: &[GridPosition]) -> Result<Vec<Option<u64>>, ReadError>;
 
-    /// Returns the moment at which the block at `position` was known to be missing, if it was at `fresh_since` or later
-    /// and the source remembers that.
+    /// Returns the moment at which the block at `position` was requested and missing, if that was at `fresh_since` or
+    /// later, the source remembers that, and no outage can have been the reason.
     fn known_missing(&self, _position: &GridPosition, _fresh_since: FreshSince) -> Option<u64> {
         None
     }
 
-    /// Records that the block at `position` was missing at the moment `checked_at`. Returns false if the source
-    /// remembers no holes, so that the cache must.
-    fn remember_missing(&self, _position: &GridPosition, _checked_at: u64) -> bool {
+    /// Records that the block at `position` was missing. Returns false if the source remembers no holes, so that the
+    /// cache must.
+    fn remember_missing(&self, _position: &GridPosition, _times: RequestTimes) -> bool {
         false
     }
 

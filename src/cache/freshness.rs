@@ -109,7 +109,7 @@ impl ValidatedAt {
 
 /// Nanoseconds from the origin of [`now`] to the start of the process: 100 years. An earlier process may have compared
 /// an object of the disk cache with the store, and that moment must come after the origin.
-const START_NANOSECONDS: u64 = 100 * 365 * 24 * 60 * 60 * 1_000_000_000;
+pub(super) const START_NANOSECONDS: u64 = 100 * 365 * 24 * 60 * 60 * 1_000_000_000;
 
 /// Returns the nanoseconds since an origin long before the start of the process.
 pub(crate) fn now() -> u64 {

@@ -13,6 +13,7 @@ mod eviction;
 mod freshness;
 mod known_missing;
 mod objects;
+mod outages;
 mod read_options;
 mod validated;
 
@@ -35,5 +36,6 @@ pub(crate) use objects::{
     BudgetedObject, MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, ObjectSource,
 };
 pub use objects::{LargeObject, StoredObject};
+pub(crate) use outages::{MonitoredStore, OutageDetector, RequestTimes};
 pub use read_options::{ATTRIBUTES, FreshnessPolicy, ReadOptions, RevalidationPolicy};
 pub(crate) use validated::{CacheEntry, EntrySource, Validated};

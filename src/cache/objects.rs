@@ -15,9 +15,12 @@ use super::buffers::footprint_bytes;
 use super::error::ReadError;
 use super::freshness::{self, FreshSince, ValidatedAt};
 use super::known_missing::{MissingKind, MissingNames};
+use super::outages::RequestTimes;
 use super::validated::{CacheEntry, EntrySource, Validated, max_weight_bytes};
 use crate::runtime::fair_queue::FlightHandle;
-use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, Revalidation, Store, StoreError};
+use crate::store::{
+    CachedStat, InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, Revalidation, Store, StoreError,
+};
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
 
 /// Maximum size of an object that this cache reads whole and holds. Larger objects are opened, and read in pieces.
@@ -141,7 +144,7 @@ impl ObjectEntry {
     }
 
     /// Creates an entry for a missing object that is remembered elsewhere.
-    fn known_missing(checked_at: u64) -> Self {
+    pub(crate) fn known_missing(checked_at: u64) -> Self {
         Self { is_cacheable: false, ..Self::missing(false, checked_at) }
     }
 
@@ -382,7 +385,12 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
     }
 
     fn known_missing(&self, fresh_since: FreshSince) -> Option<ObjectEntry> {
-        let checked_at = self.missing.as_ref()?.checked_since(MissingKind::Object, self.key, fresh_since)?;
+        let missing = self.missing.as_ref()?;
+        // The kernel knows better, and costs nothing.
+        if matches!(self.store.cached_stat(self.key), CachedStat::Object(_)) {
+            return None;
+        }
+        let checked_at = missing.checked_since(MissingKind::Object, self.key, fresh_since)?;
         Some(ObjectEntry::known_missing(checked_at))
     }
 
@@ -417,7 +425,7 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
             Ok(Arc::new(match objects.get_for_cache(&*store, &key, revalidation, max_whole_bytes).await? {
                 None => match missing {
                     Some(missing) => {
-                        missing.insert(MissingKind::Object, &key, checked_at);
+                        missing.insert(MissingKind::Object, &key, RequestTimes::since(checked_at));
                         ObjectEntry::known_missing(checked_at)
                     }
                     None => ObjectEntry::missing(false, checked_at),

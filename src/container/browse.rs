@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
 use super::grid_component::grid_component;
 use super::handle::Container;
 use super::subdirectories::{ZarrFormat, ZarrMarkers};
-use crate::cache::{self, ATTRIBUTES, Dataset, GroupState, MissingKind, MissingNames, ReadError, ReadOptions};
-use crate::store::{DirEntry, FilterDecision, Key};
+use crate::cache::{
+    self, ATTRIBUTES, CacheEntry, Dataset, GroupState, MissingKind, MissingNames, ReadError, ReadOptions, RequestTimes,
+};
+use crate::store::{CachedStat, DirEntry, FilterDecision, Key};
 use n5_format::{Coords, GridPosition, MAX_RANK};
 
 /// Maximum total length of the names on a page of 10,000 entries, in bytes. It is proportional to the limit of entries.
@@ -221,29 +225,78 @@ impl Container {
         Ok(dataset.position_in_grid(position).is_some())
     }
 
+    /// Confirms that the object at `key` is missing, if it is a block and its store does not report outages.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::block_at`] and of [`Self::confirm_missing`].
+    pub async fn confirm_missing_object(&self, options: ReadOptions, key: &Key) -> Result<(), ReadError> {
+        if !self.has_unreported_outages() {
+            return Ok(());
+        }
+        match self.block_at(options, key).await {
+            Ok(Some((dataset, position))) => self.confirm_missing(options, &dataset, &[position]).await,
+            Ok(None) => Ok(()),
+            // Nothing says that it is a block.
+            Err(error) if error.hides_attributes() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Returns true if `key` is a directory that is visible to the caller and readable.
     ///
     /// # Errors
     /// Returns an error if the store fails.
     pub async fn is_directory(&self, options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
-        // `Store::is_directory` may wait.
-        options.pend_if_nonblocking().await;
         if !self.check_visible(key) {
             return Ok(false);
         }
         let names = self.missing_names();
-        let fresh_since = self.fresh_since(options, key);
-        let is_missing = |names: &MissingNames| names.checked_since(MissingKind::Directory, key, fresh_since).is_some();
-        if names.as_ref().is_some_and(is_missing) {
-            return Ok(false);
+        // The kernel knows directories of a local store better, and costs nothing.
+        if self.store.cached_stat(key) == CachedStat::Unknown {
+            if self.is_known_directory(options, key).await {
+                return Ok(true);
+            }
+            let missing_since = self.fresh_since(options, key);
+            let checked_at = |names: &MissingNames| names.checked_since(MissingKind::Directory, key, missing_since);
+            if names.as_ref().and_then(checked_at).is_some() {
+                return Ok(false);
+            }
         }
+        // `Store::is_directory` may wait.
+        options.pend_if_nonblocking().await;
         let checked_at = cache::now();
         let is_directory = self.store.is_directory(key).await;
-        let is_directory = ReadError::hidden_as_none(is_directory.map(Some).map_err(ReadError::from))?.unwrap_or(false);
-        if let (false, Some(names)) = (is_directory, names) {
-            names.insert(MissingKind::Directory, key, checked_at);
+        match (&is_directory, names) {
+            (Ok(false), Some(names)) => {
+                names.insert(MissingKind::Directory, key, RequestTimes::since(checked_at));
+            }
+            (Ok(true), _) if self.store.sends_conditional_requests() => {
+                self.resources.directories.insert(self.directory_hash(key), checked_at).await;
+            }
+            (Ok(_) | Err(_), _) => {}
         }
-        Ok(is_directory)
+        let is_directory = ReadError::hidden_as_none(is_directory.map(Some).map_err(ReadError::from))?;
+        Ok(is_directory.unwrap_or(false))
+    }
+
+    /// Returns true if a directory of a store behind a network was found recently, or has attributes in the cache. Asks
+    /// no store.
+    async fn is_known_directory(&self, options: ReadOptions, key: &Key) -> bool {
+        let Ok(attributes) = key.child(ATTRIBUTES) else { return false };
+        if !self.store.sends_conditional_requests() {
+            return false;
+        }
+        let fresh_since = self.fresh_since(options, &attributes);
+        let cached = self.object_entries().cached(&self.object_cache_key(&attributes)).await;
+        if cached.is_some_and(|entry| entry.object.is_some() && entry.is_fresh(fresh_since)) {
+            return true;
+        }
+        let found_at = self.resources.directories.get(&self.directory_hash(key)).await;
+        found_at.is_some_and(|found_at| found_at >= fresh_since.found)
+    }
+
+    fn directory_hash(&self, key: &Key) -> u128 {
+        xxh3_128_with_seed(key.as_str().as_bytes(), u64::from(self.id))
     }
 
     /// Returns true if `key` is a directory, but not at the position of a block. If a directory lies at the key of a

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use super::resources::Resources;
 use crate::cache::{
     self, BudgetError, CacheEntry, FreshSince, FreshnessPolicy, MemoryPermit, MissingKind, MissingNames,
-    ObjectCacheKey, ObjectEntry, ObjectSource, Permit, ReadError, ReadOptions, SendPermit, StoredObject, Validated,
+    MonitoredStore, ObjectCacheKey, ObjectEntry, ObjectSource, OutageDetector, Permit, ReadError, ReadOptions,
+    RequestTimes, SendPermit, StoredObject, Validated,
 };
 use crate::config::{Config, ContainerConfig};
 use crate::runtime::fair_queue::ClientId;
@@ -52,6 +53,8 @@ pub struct Container {
     pub(crate) id: u32,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) resources: Arc<Resources>,
+    /// Knowledge about outages of the store; `None` if the store itself reports them.
+    pub(super) outages: Option<Arc<OutageDetector>>,
     /// The policy of this container; `None` for that of the settings.
     freshness: Option<FreshnessPolicy>,
     /// The disk cache, which `store` then includes; `None` if the container has none.
@@ -65,8 +68,23 @@ impl Container {
     #[expect(clippy::needless_pass_by_value, reason = "the container keeps its own handle to the resources")]
     pub fn new(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
         let id = resources.next_container_id.fetch_add(1, Ordering::Relaxed);
+        // A local directory is looked up each time, which costs nothing.
+        let outages =
+            (!store.reports_missing_root() && store.page_cache().is_none()).then(Arc::<OutageDetector>::default);
+        let store: Arc<dyn Store> = match &outages {
+            Some(outages) => Arc::new(MonitoredStore::new(store, Arc::clone(outages))),
+            None => store,
+        };
         let store = Arc::new(InstrumentedStore::new(store));
-        Self { id, store, resources: resources.for_container(), freshness: None, disk_tier: None, visibility: None }
+        Self {
+            id,
+            store,
+            resources: resources.for_container(),
+            outages,
+            freshness: None,
+            disk_tier: None,
+            visibility: None,
+        }
     }
 
     /// Returns the same container with a cache on disk. Its objects stay there as long as the policy allows that
@@ -122,7 +140,14 @@ impl Container {
     /// Returns the known missing names of the container; `None` if the object and block caches remember missing objects
     /// themselves.
     pub(crate) fn missing_names(&self) -> Option<MissingNames> {
-        self.freshness().missing.map(|_policy| MissingNames::new(&self.resources.known_missing, self.id))
+        let names = |_policy| MissingNames::new(&self.resources.known_missing, self.id, self.outages.as_ref());
+        self.freshness().missing.map(names)
+    }
+
+    /// Returns true if missing objects may be due to an outage that the store does not report. Missing blocks must then
+    /// be confirmed by [`Self::confirm_missing`].
+    pub(crate) fn has_unreported_outages(&self) -> bool {
+        self.outages.is_some()
     }
 
     /// Returns the same container with restricted visibility. The caches are shared; hidden objects are not looked up
@@ -203,15 +228,15 @@ impl Container {
         if let Some(entry) = cached.filter(|entry| entry.is_fresh(fresh_since)) {
             return Ok(entry.meta().cloned());
         }
-        let missing = self.missing_names();
-        let is_missing = |names: &MissingNames| names.checked_since(MissingKind::Object, key, fresh_since).is_some();
-        if missing.as_ref().is_some_and(is_missing) {
-            return Ok(None);
-        }
         match self.store.cached_stat(key) {
             CachedStat::Object(raw_meta) => Ok(Some(raw_meta.into())),
             CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
             CachedStat::Unknown | CachedStat::Held { .. } => {
+                let missing = self.missing_names();
+                let checked_at = |names: &MissingNames| names.checked_since(MissingKind::Object, key, fresh_since);
+                if missing.as_ref().and_then(checked_at).is_some() {
+                    return Ok(None);
+                }
                 // `head` below may wait for the store.
                 options.pend_if_nonblocking().await;
                 if let Some(meta) = self.store.cached_meta(key).await {
@@ -220,7 +245,7 @@ impl Container {
                 let checked_at = cache::now();
                 let meta = self.store.head(key).await?;
                 if let (None, Some(missing)) = (&meta, missing) {
-                    missing.insert(MissingKind::Object, key, checked_at);
+                    missing.insert(MissingKind::Object, key, RequestTimes::since(checked_at));
                 }
                 Ok(meta)
             }

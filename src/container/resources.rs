@@ -119,6 +119,9 @@ struct KeptParts {
 /// Maximum number of windows that are kept. Together they take less than 1 MB.
 const MAX_WINDOWS: u64 = 4096;
 
+/// Maximum number of directories that are remembered. Together they take less than 1 MB.
+const MAX_DIRECTORIES: u64 = 4096;
+
 /// Caches, budgets and the CPU pool, which all containers of a process share. Each budget also counts its waiting
 /// requests: clones count them together, `for_container` begins a separate count.
 #[derive(Debug, Clone)]
@@ -134,6 +137,9 @@ pub struct Resources {
     pub(super) known_missing: Arc<KnownMissing>,
     /// The cache of remote objects on disk, if there is one.
     disk_cache: Option<Arc<DiskCache>>,
+    /// Directories of stores behind a network that were found, by a hash of the container and the key, and the moments
+    /// at which they were requested.
+    pub(super) directories: Cache<u128, u64>,
     pub(super) next_container_id: Arc<AtomicU32>,
 }
 
@@ -170,6 +176,7 @@ impl Resources {
             windows: Cache::new(MAX_WINDOWS),
             known_missing: Arc::default(),
             disk_cache: None,
+            directories: Cache::new(MAX_DIRECTORIES),
             next_container_id: Arc::default(),
             cpu,
             settings,

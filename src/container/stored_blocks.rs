@@ -9,10 +9,11 @@ use async_trait::async_trait;
 
 use super::handle::Container;
 use crate::cache::{
-    self, BlockLocation, BlockSource, BlockVersion, BudgetedObject, CacheEntry, Dataset, FreshSince, MissingKind,
-    ObjectEntry, ReadError, ReadOptions, SourceBlock, ValidatedAt,
+    self, BlockLocation, BlockSource, BlockVersion, BudgetError, BudgetedObject, CacheEntry, Dataset, FreshSince,
+    MissingKind, MissingNames, ObjectEntry, OutageDetector, ReadError, ReadOptions, RequestTimes, SourceBlock,
+    StoredObject, ValidatedAt,
 };
-use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StorePressure};
+use crate::store::{CachedStat, Key, ObjectMeta, Revalidation, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, StoreOperation};
 use n5_format::GridPosition;
 
@@ -55,12 +56,15 @@ impl BlockSource for StoredBlocks {
 
     fn known_missing(&self, position: &GridPosition, fresh_since: FreshSince) -> Option<u64> {
         let names = self.container.missing_names()?;
-        names.checked_since(MissingKind::Object, &self.dataset.block_key(position), fresh_since)
+        let key = self.dataset.block_key(position);
+        // The kernel knows better, and costs nothing.
+        let exists = matches!(self.container.store.cached_stat(&key), CachedStat::Object(_));
+        names.checked_since(MissingKind::Object, &key, fresh_since).filter(|_| !exists)
     }
 
-    fn remember_missing(&self, position: &GridPosition, checked_at: u64) -> bool {
+    fn remember_missing(&self, position: &GridPosition, times: RequestTimes) -> bool {
         let Some(names) = self.container.missing_names() else { return false };
-        names.insert(MissingKind::Object, &self.dataset.block_key(position), checked_at);
+        names.insert(MissingKind::Object, &self.dataset.block_key(position), times);
         true
     }
 
@@ -79,7 +83,27 @@ impl BlockSource for StoredBlocks {
         let store = &*self.container.store;
         let objects = &self.container.resources.objects;
         let key = self.dataset.block_key(position);
-        let cached = self.container.object_entries().cached(&self.container.object_cache_key(&key)).await;
+        let cache_key = self.container.object_cache_key(&key);
+        let mut cached = self.container.object_entries().cached(&cache_key).await;
+        if store.sends_conditional_requests() && known.is_some() == cached.is_some() {
+            // A request for the stored block shares the load, and a later one finds the block in the cache. That is
+            // worth the memory, because loads are slow and cost money.
+            drop(cached);
+            let source = self.container.object_source(&key, None);
+            let loaded = self.container.object_entries().load(&cache_key, fresh_since, &source).await;
+            cached = match loaded {
+                Ok(entry) if entry.object.is_none() => {
+                    self.extend_period().await;
+                    let is_same = matches!(known, Some(BlockVersion::Hole));
+                    let block = if is_same { SourceBlock::Unchanged } else { SourceBlock::Missing };
+                    return Ok((block, entry.validated_at.nanoseconds()));
+                }
+                Ok(entry) => Some(entry),
+                // The block is larger than the budget for stored objects, but may fit into the one for decoding.
+                Err(ReadError::Budget(BudgetError::TooLarge { .. })) => None,
+                Err(error) => return Err(error),
+            };
+        }
         if let Some(entry) = cached.filter(|entry| entry.is_fresh(fresh_since))
             && let Some(block) = self.block_of_entry(&entry, known)
         {
@@ -119,14 +143,30 @@ impl BlockSource for StoredBlocks {
 }
 
 impl StoredBlocks {
+    /// Requests the attributes of the dataset if a long read of missing blocks has found no object for a while. The
+    /// blocks need not be requested again then.
+    async fn extend_period(&self) {
+        let Some(outages) = &self.container.outages else { return };
+        let Some(attributes) = self.dataset.attributes_key().filter(|_| outages.is_extension_due()) else { return };
+        // An error is noticed when the missing blocks are confirmed.
+        if matches!(self.container.is_object_found(&attributes, cache::now()).await, Ok(false)) {
+            outages.record_outage();
+        }
+    }
+
     /// Returns the block from a fresh entry of the cache of stored objects. Returns `None` if the block must be
     /// requested from the store.
     fn block_of_entry(&self, entry: &ObjectEntry, known: Option<&BlockVersion>) -> Option<SourceBlock> {
+        let is_known =
+            |meta: &ObjectMeta| known.and_then(BlockVersion::etag_and_version) == Some((&*meta.etag, meta.version));
+        if entry.meta().is_some_and(is_known) {
+            return Some(SourceBlock::Unchanged);
+        }
         if let Some((meta, bytes)) = entry.whole_object() {
-            if known.and_then(BlockVersion::etag_and_version) == Some((&*meta.etag, meta.version)) {
-                return Some(SourceBlock::Unchanged);
-            }
             return Some(SourceBlock::Stored { meta: meta.clone(), bytes: bytes.clone(), permit: None });
+        }
+        if let Some(StoredObject::Large(large)) = &entry.object {
+            return Some(SourceBlock::Large(Arc::clone(large)));
         }
         // A missing object in that cache proves a hole only if the store itself reports a missing root. Otherwise the
         // request that cached the entry did not check that the dataset exists.
@@ -150,8 +190,11 @@ impl Container {
     /// Confirms that the blocks which were missing at `positions` are holes: checks that the dataset still exists. If
     /// it does not, removes the cached holes, so that no other request trusts them.
     ///
+    /// If the store does not report its outages, the dataset must have been requested after the blocks were missing.
+    /// Blocks for which this does not exclude an outage are then requested again.
+    ///
     /// # Errors
-    /// Returns [`ReadError::Store`] if the dataset is gone or the store cannot tell.
+    /// Returns [`ReadError::Store`] if the dataset is gone, the store cannot tell, or a block is not missing any more.
     pub async fn confirm_missing(
         &self,
         options: ReadOptions,
@@ -161,21 +204,14 @@ impl Container {
         if self.store.reports_missing_root() {
             return Ok(());
         }
-        let names = self.missing_names();
-        let key = dataset.attributes_key().unwrap_or_else(Key::root);
-        if let Some(names) = &names {
-            let checked_at = |position| names.checked_at(MissingKind::Object, &dataset.block_key(position));
-            let last_checked_at = positions.iter().filter_map(checked_at).max();
-            let attributes = self.object_entries().cached(&self.object_cache_key(&key)).await;
-            let seen_at =
-                attributes.filter(|entry| entry.object.is_some()).map(|entry| entry.validated_at.nanoseconds());
-            // The attributes were seen after the blocks were missing.
-            if last_checked_at.is_some() && last_checked_at < seen_at {
-                return Ok(());
-            }
+        let attributes = dataset.attributes_key().unwrap_or_else(Key::root);
+        if let (Some(outages), Some(names)) = (&self.outages, self.missing_names()) {
+            let keys = positions.iter().map(|position| dataset.block_key(position)).collect();
+            return self.confirm_without_outage(options, outages, &names, &attributes, keys).await;
         }
-        let existence = self.ensure_dataset_exists(options, dataset, &key).await;
+        let existence = self.ensure_dataset_exists(options, &attributes).await;
         if existence.is_err() {
+            let names = self.missing_names();
             for position in positions {
                 let block_key = dataset.block_key(position);
                 self.resources.blocks.entries.forget_missing(&(dataset.id, position.clone())).await;
@@ -188,7 +224,69 @@ impl Container {
         existence
     }
 
-    async fn ensure_dataset_exists(&self, options: ReadOptions, dataset: &Dataset, key: &Key) -> Result<(), ReadError> {
+    /// Confirms that the blocks at `keys` are missing and that no outage is the reason. `attributes` is the key of their
+    /// dataset's attributes.
+    async fn confirm_without_outage(
+        &self,
+        options: ReadOptions,
+        outages: &OutageDetector,
+        names: &MissingNames,
+        attributes: &Key,
+        mut keys: Vec<Key>,
+    ) -> Result<(), ReadError> {
+        let now = cache::now();
+        let answer = |key: &Key| names.answer(MissingKind::Object, key);
+        // A name that has been forgotten meanwhile may have been missing until now.
+        let ends = keys.iter().map(|key| answer(key).map_or(now, |answer| answer.times.ended_at));
+        let since = ends.max().unwrap_or(now);
+        let cached = self.object_entries().cached(&self.object_cache_key(attributes)).await;
+        let is_seen = cached.is_some_and(|entry| entry.object.is_some() && entry.is_fresh(since.into()));
+        if !is_seen {
+            options.pend_if_nonblocking().await;
+            if !self.is_object_found(attributes, since).await? {
+                outages.record_outage();
+                return Err(dataset_missing(attributes));
+            }
+        }
+        keys.retain(|key| !answer(key).is_some_and(|answer| names.is_certain(answer)));
+        if keys.is_empty() {
+            return Ok(());
+        }
+        // The outage may have ended between the blocks and the attributes.
+        options.pend_if_nonblocking().await;
+        let metas = self.store.head_many(keys.clone()).await?;
+        // The dataset has been seen since then.
+        let times = RequestTimes::at(since);
+        let mut existing = None;
+        for (key, meta) in keys.into_iter().zip(metas) {
+            if meta.is_none() {
+                names.insert_confirmed(MissingKind::Object, &key, times);
+            } else {
+                names.forget(MissingKind::Object, &key);
+                existing = Some(key);
+            }
+        }
+        existing.map_or(Ok(()), |key| Err(StoreError::Torn(key).into()))
+    }
+
+    /// Returns true if the object at `key` exists, by a request that began at `since` or later. Requests at the same time
+    /// share one conditional GET.
+    async fn is_object_found(&self, key: &Key, since: u64) -> Result<bool, ReadError> {
+        let source = self.object_source(key, None);
+        let entry = self.object_entries().load(&self.object_cache_key(key), since.into(), &source).await?;
+        if entry.object.is_none() || entry.is_fresh(since.into()) {
+            return Ok(entry.object.is_some());
+        }
+        // It came from the disk cache.
+        let began_at = cache::now();
+        let meta = self.store.head(key).await?;
+        if meta.as_ref().is_some_and(|meta| entry.version() == Some(meta.version)) {
+            entry.validated_at.touch(began_at);
+        }
+        Ok(meta.is_some())
+    }
+
+    async fn ensure_dataset_exists(&self, options: ReadOptions, key: &Key) -> Result<(), ReadError> {
         match self.store.cached_stat(key) {
             CachedStat::Object(_) => return Ok(()),
             CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown | CachedStat::Held { .. } => {
@@ -204,10 +302,16 @@ impl Container {
             }
             return Ok(());
         }
-        let error = StoreError::RootMissing(format!("dataset {:?} disappeared while it was being read", dataset.key));
-        metrics::store_error(StoreOperation::Head, error.kind());
-        Err(error.into())
+        Err(dataset_missing(key))
     }
+}
+
+/// Returns the error for a dataset whose attributes, at `key`, are missing although its blocks are being read.
+fn dataset_missing(key: &Key) -> ReadError {
+    let dataset = key.parent().unwrap_or_else(Key::root);
+    let error = StoreError::RootMissing(format!("dataset {dataset:?} disappeared while it was being read"));
+    metrics::store_error(StoreOperation::Head, error.kind());
+    error.into()
 }
 
 #[cfg(test)]
@@ -219,7 +323,7 @@ mod tests {
 
     use super::super::resources::{Resources, Settings};
     use super::*;
-    use crate::store::{MemoryStore, ObjectMeta};
+    use crate::store::MemoryStore;
     use n5_format::Block;
 
     /// Blocks whose elements are their grid position.

@@ -22,7 +22,7 @@ pub async fn auto_window(
     dataset: &Arc<Dataset>,
     part: Option<DatasetPart>,
 ) -> Result<(f64, f64), ReadError> {
-    let sample = plan_sample_of(container, dataset, part).await?;
+    let sample = plan_sample_of(container, options, dataset, part).await?;
     let key = format!("{} {part:?} {} {}", dataset.id, sample.fingerprint.versions_hash, sample.blocks_missing);
     let compute = async {
         let percentages = Statistics::WINDOW_PERCENTAGES.to_vec();

@@ -12,7 +12,8 @@ use super::plan::PlannedSlice;
 use super::read_stats::{Fingerprint, compare_blocks, fingerprint};
 use super::slice_reader::{ReadPurpose, SliceRead, SliceReader};
 use crate::cache::{
-    self, EntrySource, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadError, ReadOptions, StoredObject,
+    self, CacheEntry, EntrySource, FreshSince, MAX_NONBLOCKING_CHECKS, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey,
+    ObjectEntry, ReadError, ReadOptions, StoredObject,
 };
 use crate::container::{Container, Dependency};
 use crate::runtime::cpu_pool::Priority;
@@ -77,6 +78,19 @@ pub async fn read_derived(
     }))
 }
 
+/// Returns the hash of the entity tags of the source blocks if the result of the derivation with the id `derivation_id`
+/// is in the cache and fresh.
+pub async fn cached_etags_hash(
+    container: &Container,
+    options: ReadOptions,
+    slice: &PlannedSlice,
+    derivation_id: u128,
+) -> Option<u128> {
+    let key = ObjectCacheKey::Derived(derivation_id ^ slice.region_hash());
+    let entry = container.object_entries().cached(&key).await?;
+    (entry.object.is_some() && entry.is_fresh(container.data_since(options))).then_some(entry.etags_hash)
+}
+
 /// Returns true if the blocks from which `entry` was derived are unchanged in the store.
 async fn is_unchanged(reader: SliceReader<'_>, entry: &ObjectEntry) -> Result<bool, ReadError> {
     let checked_at = cache::now();
@@ -109,7 +123,9 @@ async fn derive(
     let data = pieces.into_iter().next().unwrap_or_default();
     let checked_at = stats.oldest_check.unwrap_or(0);
     if stats.fingerprint.blocks == 0 {
-        return Ok(ObjectEntry::missing(false, checked_at));
+        let hole = ObjectEntry::missing(false, checked_at);
+        // Holes that are remembered elsewhere must not fill the cache.
+        return Ok(ObjectEntry { is_cacheable: reader.container.missing_names().is_none(), ..hole });
     }
     let depends_on_missing = stats.missing > 0;
     let apply = Arc::clone(&derivation.apply);
@@ -159,6 +175,22 @@ impl EntrySource<ObjectEntry> for DerivedSource<'_> {
     fn try_is_unchanged(&self, entry: &ObjectEntry) -> Option<bool> {
         let reader = SliceReader { options: self.reader.options.nonblocking(), ..self.reader };
         is_unchanged(reader, entry).now_or_never()?.ok()
+    }
+
+    fn known_missing(&self, fresh_since: FreshSince) -> Option<ObjectEntry> {
+        let SliceReader { container, slice, .. } = self.reader;
+        container.missing_names()?;
+        let positions = slice.dataset.attributes.grid().covering(&slice.region);
+        if positions.total() > MAX_NONBLOCKING_CHECKS as u128 {
+            return None;
+        }
+        let source = container.block_source(&slice.dataset);
+        let mut oldest_check = None::<u64>;
+        for position in positions {
+            let checked_at = source.known_missing(&position, fresh_since)?;
+            oldest_check = Some(oldest_check.map_or(checked_at, |oldest| oldest.min(checked_at)));
+        }
+        oldest_check.map(ObjectEntry::known_missing)
     }
 
     fn load(

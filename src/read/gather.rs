@@ -88,15 +88,19 @@ impl Gather<'_> {
     async fn gather_batch(&mut self, positions: &[GridPosition], loads: &mut BlockLoads<'_>) -> Result<(), ReadError> {
         let GatherContext { container, options, source, dataset, .. } = &*self.context;
         let started = Instant::now();
+        let missing_before = self.stats.missing;
+        self.stats.holes = container.has_unreported_outages().then(Vec::new);
         let cached =
             self.context.blocks().cached_or_damaged(&**source, positions, dataset.id, container.data_since(*options));
         let cached = container.abort_if_contended(&dataset.key, Box::pin(cached)).await?;
         self.stats.cache += started.elapsed();
         let (items, read_in_parts) = self.split_batch(positions, cached)?;
 
+        // Cached holes are confirmed again only if the store does not report outages.
+        let confirms_cached = self.context.container.has_unreported_outages();
+        let missing_before = if confirms_cached { missing_before } else { self.stats.missing };
         // Hits are pasted and dropped before any load is awaited. A request that waits for memory thus holds no blocks
         // that the cache has evicted.
-        let missing_before = self.stats.missing;
         let deferred = self.context.paste(items, &mut self.stats).await?;
         loads.add(deferred);
         // Partial reads wait for memory, which unfinished loads of this slice would hold.
@@ -105,7 +109,9 @@ impl Gather<'_> {
         self.stats.merge(&parts_stats);
         if self.stats.missing > missing_before {
             let GatherContext { container, options, dataset, .. } = &*self.context;
-            let confirmation = container.confirm_missing(*options, dataset, positions);
+            // Without a list of the holes, the batch is confirmed as a whole.
+            let holes = self.stats.holes.take();
+            let confirmation = container.confirm_missing(*options, dataset, holes.as_deref().unwrap_or(positions));
             container.abort_if_contended(&dataset.key, Box::pin(confirmation)).await?;
         }
         Ok(())

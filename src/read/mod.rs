@@ -35,7 +35,7 @@ pub use auto_window::auto_window;
 pub use band_stream::BandStream;
 pub use bands::{Bands, shrink_until_accepted};
 pub use check::{ValidBlock, check_block};
-pub use derived::{Derivation, DerivedBytes, read_derived};
+pub use derived::{Derivation, DerivedBytes, cached_etags_hash, read_derived};
 pub use plan::{
     PlanError, PlannedSlice, SliceDelivery, SlicePlanner, SliceRefusal, Streaming, has_capacity_for, max_buffered_bytes,
 };

@@ -14,7 +14,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use super::nonblocking_gather::GatherContext;
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use crate::cache::{self, LoadTimes, Permit, ReadError, TORN_READ_RETRY_DELAY};
+use crate::cache::{self, LoadTimes, Permit, ReadError, RequestTimes, TORN_READ_RETRY_DELAY};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use crate::store::{Key, Object, ObjectData, ObjectMeta, StoreError};
@@ -73,7 +73,7 @@ pub(crate) async fn paste_parts(
 ) -> Result<ReadStats, ReadError> {
     let blocks = stream::iter(positions).map(|position| paste_block_parts(context, position));
     let mut blocks = std::pin::pin!(blocks.buffer_unordered(CONCURRENT_BLOCKS));
-    let mut stats = ReadStats::default();
+    let mut stats = ReadStats::with_holes_of(&context.container);
     while let Some(block) = blocks.next().await {
         match block {
             Ok(block_stats) => stats.merge(&block_stats),
@@ -91,7 +91,7 @@ async fn paste_block_parts(context: &Arc<GatherContext>, position: GridPosition)
         let checked_at = cache::now();
         match paste_parts_once(context, &position, &times).await {
             Ok(found) => {
-                let mut stats = ReadStats::default();
+                let mut stats = ReadStats::with_holes_of(&context.container);
                 stats.count_load(&times);
                 let etag_and_version = found.as_ref().map(|(meta, _)| (&*meta.etag, meta.version));
                 let age = found.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
@@ -124,7 +124,7 @@ async fn paste_parts_once(
     let budget = &container.resources.slice_budget;
     let object = budget.abort_if_contended(|| container.store_pressure(), &dataset.key, opening).await??;
     let Some(Object { meta, age, data }) = object else {
-        context.source.remember_missing(position, checked_at);
+        context.source.remember_missing(position, RequestTimes::since(checked_at));
         return Ok(None);
     };
     let head_bytes = max_head_bytes.min(meta.len);

@@ -1,5 +1,6 @@
 //! Counters and times of reading a slice, and the fingerprint of the blocks that were read.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use super::plan::PlannedSlice;
 use crate::cache::{
-    self, BlockEntry, CacheEntry, Dataset, LoadTimes, MAX_NONBLOCKING_CHECKS, MissingKind, ReadError, ReadOptions,
+    self, BlockEntry, CacheEntry, Dataset, LoadTimes, MAX_NONBLOCKING_CHECKS, ReadError, ReadOptions, RequestTimes,
 };
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
@@ -40,9 +41,16 @@ pub struct ReadStats {
     pub(crate) damage: Option<Box<ReadError>>,
     /// Oldest moment at which a block that was read had last been compared with the store.
     pub(crate) oldest_check: Option<u64>,
+    /// Positions of the missing blocks; `None` if they are only counted.
+    pub(crate) holes: Option<Vec<GridPosition>>,
 }
 
 impl ReadStats {
+    /// Returns empty statistics which list the positions of holes if those of `container` must be confirmed.
+    pub(crate) fn with_holes_of(container: &Container) -> Self {
+        Self { holes: container.has_unreported_outages().then(Vec::new), ..Self::default() }
+    }
+
     /// Counts a block that was found in the cache or loaded.
     pub(crate) fn count_block(&mut self, position: &GridPosition, entry: &BlockEntry) {
         self.count_stored(position, entry.version.etag_and_version(), entry.validated_at.nanoseconds());
@@ -57,9 +65,19 @@ impl ReadStats {
     ) {
         match etag_and_version {
             Some((etag, version)) => self.fingerprint.add(position, etag, version),
-            None => self.missing += 1,
+            None => {
+                self.missing += 1;
+                if let Some(holes) = &mut self.holes {
+                    holes.push(position.clone());
+                }
+            }
         }
         self.oldest_check = Some(self.oldest_check.map_or(checked_at, |earlier| earlier.min(checked_at)));
+    }
+
+    fn count_state(&mut self, state: &BlockState) {
+        let etag_and_version = state.etag_and_version.as_ref().map(|(etag, version)| (&**etag, *version));
+        self.count_stored(&state.position, etag_and_version, state.checked_at);
     }
 
     /// Records a block that is left out because of `error`.
@@ -88,6 +106,9 @@ impl ReadStats {
             self.damage.clone_from(&other.damage);
         }
         self.oldest_check = [self.oldest_check, other.oldest_check].into_iter().flatten().min();
+        if let (Some(holes), Some(others)) = (&mut self.holes, &other.holes) {
+            holes.extend_from_slice(others);
+        }
     }
 
     /// Records a load and the time that it took. A block that was unchanged in the store counts as a hit.
@@ -157,82 +178,151 @@ pub(super) async fn compare_blocks(
     slice: &PlannedSlice,
 ) -> Result<ReadStats, ReadError> {
     let mut stats = ReadStats::default();
+    // If every block is compared anyway, the caches know nothing better.
+    let uses_caches =
+        container.store.sends_conditional_requests() || container.data_since(options).found < options.request_start;
     let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
     loop {
         let batch: Vec<GridPosition> = positions.by_ref().take(BATCH).collect();
         if batch.is_empty() {
             return Ok(stats);
         }
+        let mut batch = batch;
+        if uses_caches {
+            let states;
+            (states, batch) = cached_states(container, options, &slice.dataset, batch).await;
+            states.iter().for_each(|state| stats.count_state(state));
+        }
         let store = Arc::clone(&container.store);
         let dataset = Arc::clone(&slice.dataset);
         let is_small = batch.len() <= MAX_NONBLOCKING_CHECKS;
         let probe = move || probe_cached(&*store, &dataset, batch);
         // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
-        let (known, mut unknown) = if is_small {
+        let (known, unknown) = if is_small {
             probe()
         } else {
             options.pend_if_nonblocking().await;
             container.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
         };
         stats.merge(&known);
-        if container.store.sends_conditional_requests() {
-            unknown = count_cached(container, options, slice, unknown, &mut stats).await;
+        if !unknown.is_empty() {
+            options.pend_if_nonblocking().await;
+            let states = requested_states(container, &slice.dataset, unknown).await?;
+            states.iter().for_each(|state| stats.count_state(state));
         }
-        if unknown.is_empty() {
-            continue;
-        }
+    }
+}
+
+/// A block, and its version when it was last compared with the store.
+pub(super) struct BlockState {
+    pub(super) position: GridPosition,
+    /// Entity tag and version; `None` for a hole.
+    pub(super) etag_and_version: Option<(Arc<str>, u64)>,
+    checked_at: u64,
+}
+
+/// Returns the states of the blocks of a dataset at `positions`, in their order. Reads no blocks. Blocks of a store
+/// behind a network are requested only if no cache has a fresh state.
+///
+/// # Errors
+/// Returns [`ReadError`] if the store fails, or if a missing block cannot be confirmed to be a hole.
+pub(super) async fn block_states(
+    container: &Container,
+    options: ReadOptions,
+    dataset: &Arc<Dataset>,
+    positions: Vec<GridPosition>,
+) -> Result<Vec<BlockState>, ReadError> {
+    let order: HashMap<GridPosition, usize> = positions.iter().cloned().zip(0..).collect();
+    let (mut states, others) = if container.store.sends_conditional_requests() {
+        cached_states(container, options, dataset, positions).await
+    } else {
+        (Vec::new(), positions)
+    };
+    if !others.is_empty() {
         options.pend_if_nonblocking().await;
-        let (positions, keys): (Vec<_>, Vec<_>) = unknown.into_iter().unzip();
-        let checked_at = cache::now();
-        let metas = container.store.head_many(keys).await?;
-        let source = container.block_source(&slice.dataset);
-        for (position, meta) in positions.iter().zip(metas) {
+        states.extend(requested_states(container, dataset, others).await?);
+    }
+    let is_hole = |state: &&BlockState| state.etag_and_version.is_none();
+    let holes: Vec<GridPosition> = states.iter().filter(is_hole).map(|state| state.position.clone()).collect();
+    if !holes.is_empty() && container.has_unreported_outages() {
+        container.confirm_missing(options, dataset, &holes).await?;
+    }
+    states.sort_by_key(|state| order.get(&state.position).copied());
+    Ok(states)
+}
+
+/// Returns the states of those blocks that a cache has compared recently enough, and the positions of the others.
+///
+/// The caches are asked in the order in which a read asks them, so that a tag belongs to the bytes that are read.
+async fn cached_states(
+    container: &Container,
+    options: ReadOptions,
+    dataset: &Arc<Dataset>,
+    positions: Vec<GridPosition>,
+) -> (Vec<BlockState>, Vec<GridPosition>) {
+    let fresh_since = container.data_since(options);
+    let source = container.block_source(dataset);
+    let is_remote = container.store.sends_conditional_requests();
+    let owned = |(etag, version): (&str, u64)| (Arc::from(etag), version);
+    let mut states = Vec::new();
+    let mut others = Vec::new();
+    for position in positions {
+        let decoded = container.resources.blocks.entries.cached(&(dataset.id, position.clone())).await;
+        let decoded = decoded.filter(|entry| entry.is_fresh(fresh_since));
+        let mut state =
+            decoded.map(|entry| (entry.version.etag_and_version().map(owned), entry.validated_at.nanoseconds()));
+        // A block of a local directory is read from its file, even if it is among the stored objects.
+        if state.is_none() && is_remote {
+            let key = container.object_cache_key(&dataset.block_key(&position));
+            let stored = container.object_entries().cached(&key).await.filter(|entry| entry.is_fresh(fresh_since));
+            let existing = stored.as_ref().and_then(|entry| Some((entry.meta()?, entry.validated_at.nanoseconds())));
+            state = existing.map(|(meta, checked_at)| (Some((Arc::clone(&meta.etag), meta.version)), checked_at));
+        }
+        let state = state.or_else(|| Some((None, source.known_missing(&position, fresh_since)?)));
+        match state {
+            Some((etag_and_version, checked_at)) => states.push(BlockState { position, etag_and_version, checked_at }),
+            None => others.push(position),
+        }
+    }
+    (states, others)
+}
+
+/// Requests the states of blocks from the store. Entries of the caches that equal them are fresh afterwards.
+async fn requested_states(
+    container: &Container,
+    dataset: &Arc<Dataset>,
+    positions: Vec<GridPosition>,
+) -> Result<Vec<BlockState>, ReadError> {
+    let keys: Vec<Key> = positions.iter().map(|position| dataset.block_key(position)).collect();
+    let source = container.block_source(dataset);
+    let checked_at = cache::now();
+    let metas = container.store.head_many(keys.clone()).await?;
+    let mut states = Vec::with_capacity(positions.len());
+    for ((position, key), meta) in positions.into_iter().zip(keys).zip(metas) {
+        if meta.is_none() {
+            source.remember_missing(&position, RequestTimes::since(checked_at));
+        }
+        // A local directory is compared at every use.
+        if container.store.sends_conditional_requests() {
             let version = meta.as_ref().map(|meta| meta.version);
-            stats.count_stored(position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked_at);
-            if version.is_none() {
-                source.remember_missing(position, checked_at);
+            let decoded = container.resources.blocks.entries.cached(&(dataset.id, position.clone())).await;
+            if let Some(entry) = decoded.filter(|entry| entry.version.number() == version) {
+                entry.validated_at.touch(checked_at);
             }
-            let cached = container.resources.blocks.entries.cached(&(slice.dataset.id, position.clone())).await;
-            if let Some(entry) = cached.filter(|entry| entry.version.number() == version) {
+            let stored = container.object_entries().cached(&container.object_cache_key(&key)).await;
+            if let Some(entry) = stored.filter(|entry| entry.version() == version) {
                 entry.validated_at.touch(checked_at);
             }
         }
+        let etag_and_version = meta.map(|meta| (meta.etag, meta.version));
+        states.push(BlockState { position, etag_and_version, checked_at });
     }
-}
-
-/// Counts those of `blocks` that are fresh in the cache of decoded blocks or known to be missing. Returns the others.
-async fn count_cached(
-    container: &Container,
-    options: ReadOptions,
-    slice: &PlannedSlice,
-    blocks: Vec<(GridPosition, Key)>,
-    stats: &mut ReadStats,
-) -> Vec<(GridPosition, Key)> {
-    let fresh_since = container.data_since(options);
-    let names = container.missing_names();
-    let mut others = Vec::new();
-    for (position, key) in blocks {
-        let cached = container.resources.blocks.entries.cached(&(slice.dataset.id, position.clone())).await;
-        if let Some(entry) = cached.filter(|entry| entry.is_fresh(fresh_since)) {
-            stats.count_block(&position, &entry);
-        } else if let Some(checked_at) =
-            names.as_ref().and_then(|names| names.checked_since(MissingKind::Object, &key, fresh_since))
-        {
-            stats.count_stored(&position, None, checked_at);
-        } else {
-            others.push((position, key));
-        }
-    }
-    others
+    Ok(states)
 }
 
 /// Returns the counts of those blocks at `positions` whose metadata are known without waiting. Also returns the
-/// positions and keys of the remaining blocks.
-fn probe_cached(
-    store: &dyn Store,
-    dataset: &Dataset,
-    positions: Vec<GridPosition>,
-) -> (ReadStats, Vec<(GridPosition, Key)>) {
+/// positions of the remaining blocks.
+fn probe_cached(store: &dyn Store, dataset: &Dataset, positions: Vec<GridPosition>) -> (ReadStats, Vec<GridPosition>) {
     let checked_at = cache::now();
     let mut known = ReadStats::default();
     let mut unknown = Vec::new();
@@ -244,7 +334,7 @@ fn probe_cached(
                 known.count_stored(&position, Some((&meta.etag, meta.version)), checked_at);
             }
             CachedStat::Missing | CachedStat::NotAnObject => known.count_stored(&position, None, checked_at),
-            CachedStat::Unknown | CachedStat::Held { .. } => unknown.push((position, key)),
+            CachedStat::Unknown | CachedStat::Held { .. } => unknown.push(position),
         }
     }
     (known, unknown)

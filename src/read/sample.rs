@@ -6,11 +6,10 @@ use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::gather::load_overhead_bytes;
-use super::read_stats::Fingerprint;
+use super::read_stats::{Fingerprint, block_states};
 use crate::cache::{BlockEntry, Dataset, MemoryPermit, ReadError, ReadOptions};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
-use crate::store::Key;
 use n5_format::{BlockGrid, Coords, GridPosition, Statistics, StatisticsAccumulator};
 
 /// Maximum number of blocks in the sample of a dataset that is not read completely.
@@ -87,8 +86,12 @@ pub struct SampleStatistics {
 ///
 /// # Errors
 /// Returns [`ReadError`] if the store fails.
-pub async fn plan_sample(container: &Container, dataset: &Arc<Dataset>) -> Result<SamplePlan, ReadError> {
-    plan_sample_of(container, dataset, None).await
+pub async fn plan_sample(
+    container: &Container,
+    options: ReadOptions,
+    dataset: &Arc<Dataset>,
+) -> Result<SamplePlan, ReadError> {
+    plan_sample_of(container, options, dataset, None).await
 }
 
 /// Like [`plan_sample`], but for a part of the dataset if `part` is given.
@@ -97,6 +100,7 @@ pub async fn plan_sample(container: &Container, dataset: &Arc<Dataset>) -> Resul
 /// Returns [`ReadError`] if the store fails.
 pub async fn plan_sample_of(
     container: &Container,
+    options: ReadOptions,
     dataset: &Arc<Dataset>,
     part: Option<DatasetPart>,
 ) -> Result<SamplePlan, ReadError> {
@@ -131,7 +135,7 @@ pub async fn plan_sample_of(
         if batch.is_empty() {
             break;
         }
-        sample.probe(container, batch).await?;
+        sample.probe(container, options, batch).await?;
     }
     Ok(sample)
 }
@@ -174,12 +178,16 @@ fn element_count(shape: &[u64]) -> u64 {
 
 impl SamplePlan {
     /// Adds the blocks at `positions` that exist, and counts the missing blocks.
-    async fn probe(&mut self, container: &Container, positions: Vec<GridPosition>) -> Result<(), ReadError> {
-        let keys: Vec<Key> = positions.iter().map(|position| self.dataset.block_key(position)).collect();
-        let metas = container.store.head_many(keys).await?;
-        for (position, meta) in positions.into_iter().zip(metas) {
-            if let Some(meta) = meta {
-                self.fingerprint.add(&position, &meta.etag, meta.version);
+    async fn probe(
+        &mut self,
+        container: &Container,
+        options: ReadOptions,
+        positions: Vec<GridPosition>,
+    ) -> Result<(), ReadError> {
+        for state in block_states(container, options, &self.dataset, positions).await? {
+            let position = state.position;
+            if let Some((etag, version)) = state.etag_and_version {
+                self.fingerprint.add(&position, &etag, version);
                 self.positions.push(position);
             } else {
                 self.blocks_missing += 1;

@@ -32,6 +32,7 @@ pub fn describe() {
     gauge!(names::BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     requests_in_flight(0);
     counter!(names::BROKEN_ANSWERS).increment(0);
+    counter!(names::NEGATIVE_CACHE_HITS).increment(0);
     counter!(names::ACCEPT_ERRORS).increment(0);
     traces_exported(0);
     traces_dropped("queue", 0);
@@ -163,6 +164,11 @@ pub fn disk_cache(stats: &DiskCacheStats) {
     counter!(names::DISK_CACHE_EVICTIONS).absolute(stats.evicted);
     counter!(names::DISK_CACHE_DAMAGED).absolute(stats.damaged);
     counter!(names::DISK_CACHE_FAULTS).absolute(stats.faults);
+}
+
+/// Counts a look-up of a name that is known to be missing.
+pub fn negative_cache_hit() {
+    counter!(names::NEGATIVE_CACHE_HITS).increment(1);
 }
 
 /// Records the duration of a request to storage, successful or not.

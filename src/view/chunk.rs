@@ -16,6 +16,9 @@ use n5_format::{Array, BlockEncoding, BlockHeader, BlockMode, DataType, GridPosi
 /// Version of this release. Entity tags depend on it, because another release may encode the same chunk to other bytes.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
+/// Number of missing blocks that are confirmed at once.
+const CONFIRMED_BLOCKS: usize = 256;
+
 /// A region of a dataset with its encoder. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Chunk {
@@ -132,9 +135,24 @@ impl Chunk {
         let chunk = self.read_unconfirmed(container, options).await?;
         if chunk.is_none() {
             // Clients read a missing chunk as zeros, so the dataset must still exist.
-            container.confirm_missing(options, &self.dataset, self.position.as_slice()).await?;
+            self.confirm_missing(container, options).await?;
         }
         Ok(chunk)
+    }
+
+    /// Confirms that the blocks of the chunk, which were missing, are holes.
+    async fn confirm_missing(&self, container: &Container, options: ReadOptions) -> Result<(), ReadError> {
+        if let Some(position) = &self.position {
+            return container.confirm_missing(options, &self.dataset, std::slice::from_ref(position)).await;
+        }
+        let mut positions = self.dataset.attributes.grid().covering(&self.region);
+        loop {
+            let batch: Vec<GridPosition> = positions.by_ref().take(CONFIRMED_BLOCKS).collect();
+            if batch.is_empty() {
+                return Ok(());
+            }
+            container.confirm_missing(options, &self.dataset, &batch).await?;
+        }
     }
 
     async fn read_unconfirmed(
@@ -237,7 +255,7 @@ impl Chunk {
         let shape = self.region.shape().clone();
         let data_type = self.dataset.attributes.data_type().clone();
         let derivation = Derivation {
-            id: xxh3_128(self.encoder.id().as_bytes()),
+            id: self.derivation_id(),
             extra_bytes: self.encoder.encoder_bytes(&shape, self.element_bytes()),
             skips_damaged: false,
             apply: Arc::new(move |data| {
@@ -260,8 +278,9 @@ impl Chunk {
         options: ReadOptions,
         layout: StreamLayout,
     ) -> Result<Option<EncodedChunk>, ReadError> {
-        let Some(etag) = self.lookup_etag_unconfirmed(container, options).await? else { return Ok(None) };
-        let elements_bytes = self.plan_banded(container, &self.region, &layout)?.bytes();
+        let slice = self.plan_banded(container, &self.region, &layout)?;
+        let Some(etag) = self.streamed_etag(container, options, &slice).await? else { return Ok(None) };
+        let elements_bytes = slice.bytes();
         let len = elements_bytes.saturating_add(layout.header.len() as u64);
         Ok(Some(EncodedChunk { len, etag, source: ChunkSource::Elements(layout) }))
     }
@@ -311,7 +330,7 @@ impl Chunk {
     pub async fn lookup_etag(&self, container: &Container, options: ReadOptions) -> Result<Option<String>, ReadError> {
         let etag = self.lookup_etag_unconfirmed(container, options).await?;
         if etag.is_none() {
-            container.confirm_missing(options, &self.dataset, self.position.as_slice()).await?;
+            self.confirm_missing(container, options).await?;
         }
         Ok(etag)
     }
@@ -321,18 +340,41 @@ impl Chunk {
         container: &Container,
         options: ReadOptions,
     ) -> Result<Option<String>, ReadError> {
-        if let Some(position) = &self.position {
+        let whole = self.plan_whole(container);
+        if let Some(slice) = &whole
+            && self.passthrough_candidate().is_none()
+            && let Some(etags_hash) = read::cached_etags_hash(container, options, slice, self.derivation_id()).await
+        {
+            return Ok(Some(self.etag(etags_hash)));
+        }
+        // The store must not be asked for a block that is decoded already.
+        let is_decoded = self.passthrough_candidate().is_none() && container.store.sends_conditional_requests();
+        if let Some(position) = self.position.as_ref().filter(|_| !is_decoded) {
             let meta = container.meta(options, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(single_block_fingerprint(position, &meta).etags_hash)));
         }
-        let slice = if let Some(slice) = self.plan_whole(container) {
+        let slice = if let Some(slice) = whole {
             slice
         } else {
             let layout = self.stream_layout().ok_or_else(|| self.too_large(container))?;
             self.plan_banded(container, &self.region, &layout)?
         };
-        let fingerprint = read::fingerprint(container, options, &slice).await?;
+        self.streamed_etag(container, options, &slice).await
+    }
+
+    /// Returns the entity tag of the chunk if `slice`, its elements, is read now. Returns `None` if no block exists.
+    async fn streamed_etag(
+        &self,
+        container: &Container,
+        options: ReadOptions,
+        slice: &PlannedSlice,
+    ) -> Result<Option<String>, ReadError> {
+        let fingerprint = read::fingerprint(container, options, slice).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.etags_hash)))
+    }
+
+    fn derivation_id(&self) -> u128 {
+        xxh3_128(self.encoder.id().as_bytes())
     }
 
     /// Plans to read the region in one piece and to encode it. Returns `None` if this takes too much memory, or if the
@@ -403,8 +445,9 @@ impl Chunk {
     /// # Errors
     /// Returns [`ReadError::Store`] if the blocks have changed or the store fails.
     pub async fn verify_etag(&self, container: &Container, etag: &str) -> Result<(), ReadError> {
-        let options = ReadOptions::begin();
-        let is_same = self.lookup_etag(container, options).await?.as_deref() == Some(etag);
+        let layout = self.stream_layout().ok_or_else(|| self.too_large(container))?;
+        let slice = self.plan_banded(container, &self.region, &layout)?;
+        let is_same = self.streamed_etag(container, ReadOptions::begin(), &slice).await?.as_deref() == Some(etag);
         if is_same { Ok(()) } else { Err(StoreError::Torn(self.dataset.key.clone()).into()) }
     }
 

@@ -54,7 +54,7 @@ const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks token_file policy caller"),
     (
         "cache",
-        "block_load blocks datasets objects eviction validated budget buffers error read_options known_missing freshness",
+        "block_load blocks datasets objects eviction validated budget buffers error read_options known_missing outages freshness",
     ),
     ("cli", "run healthcheck inspect serve verify command_help arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),

@@ -46,6 +46,7 @@ mod readiness;
 mod recursive_info;
 mod reencoded;
 mod reload;
+mod remote_outages;
 mod remote_store;
 mod slice;
 mod slice_cost;

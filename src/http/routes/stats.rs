@@ -88,7 +88,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let sampled = choose_level(context, mount, &key).await.map_err(|error| mount.problem(error))?;
     check_decodable(&sampled.dataset)?;
-    let sample = read::plan_sample(&mount.container, &sampled.dataset).await?;
+    let sample = read::plan_sample(&mount.container, context.read_options, &sampled.dataset).await?;
     let entity = Entity {
         etag: Some(etag(&sampled, &sample, &query).into()),
         is_compressible: true,

@@ -31,6 +31,8 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     {
         return Ok(response);
     }
+    // Clients of N5 read a missing block as zeros.
+    mount.container.confirm_missing_object(context.read_options, &key).await?;
     redirect_to_listing(context, mount, &key).await
 }
 

@@ -25,6 +25,7 @@ use async_trait::async_trait;
 use axum::http::header::{ACCEPT, HeaderName, HeaderValue, LOCATION};
 use axum::http::{Request, StatusCode};
 use bytes::Bytes;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use http_body_util::Full;
 use tokio::time::Instant;
 use url::Url;
@@ -412,6 +413,9 @@ impl Store for RemoteStore {
             self.forbidden.record_readable(key, started);
             return Ok(Some(Validators::of(&response.headers).meta(len)));
         }
+        if response.status == StatusCode::NOT_FOUND && self.provider() == Provider::Http {
+            return Ok(None);
+        }
         drop(response);
         // Only the response to GET says why an object cannot be read.
         Ok(match self.request_object("stat", key, Vec::new(), None, deadline, &RetryCount::default()).await? {
@@ -421,6 +425,11 @@ impl Store for RemoteStore {
                 None => Some(self.collect(key, *response, deadline).await?.0),
             },
         })
+    }
+
+    async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<ObjectMeta>>, StoreError> {
+        let requests = keys.into_iter().map(|key| async move { self.head(&key).await });
+        stream::iter(requests).buffered(self.concurrent_reads().max(1)).try_collect().await
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {

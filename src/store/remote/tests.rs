@@ -543,3 +543,13 @@ async fn the_region_that_amazon_names_has_precedence_over_that_of_the_machine() 
         assert!(server.take_requests()[0].starts_with("head /lab http/1.1\r\n"));
     }
 }
+
+#[tokio::test]
+async fn the_metadata_of_a_missing_object_of_an_http_server_cost_one_request() {
+    let server = ScriptedServer::start(vec![answer("404 Not Found", "", "")]).await;
+    let store = server.store(Provider::Http, ForbiddenPolicy::Auto);
+    let keys: Vec<Key> = (0..9).map(|n| key(&format!("a/{n}"))).collect();
+    assert_eq!(store.head_many(keys).await.unwrap(), vec![None; 9]);
+    let requests = server.take_requests();
+    assert!(requests.len() == 9 && requests.iter().all(|request| request.starts_with("head ")), "{requests:?}");
+}

@@ -72,6 +72,7 @@ metrics! {
     DISK_CACHE_EVICTIONS = "n5_disk_cache_evictions_total" Counter, None, &[], "Objects deleted from the cache on disk to make space.";
     DISK_CACHE_DAMAGED = "n5_disk_cache_damaged_total" Counter, None, &[], "Damaged files that were deleted from the cache on disk.";
     DISK_CACHE_FAULTS = "n5_disk_cache_faults_total" Counter, None, &[], "Reads and writes of the cache on disk that failed or took too long.";
+    NEGATIVE_CACHE_HITS = "n5_negative_cache_hits_total" Counter, None, &[], "Look-ups of objects and directories that were not requested, because they are known to be missing.";
     STORE_DURATION = "n5_store_request_duration_seconds" Histogram, SECONDS, &["op", "backend"], "Duration of a request to storage.";
     STORE_READ_BYTES = "n5_store_read_bytes_total" Counter, BYTES, &["backend"], "Bytes read from storage.";
     STORE_ERRORS = "n5_store_errors_total" Counter, None, &["op", "kind"], "Failed requests to storage; docs/FAULTS.md describes the kinds.";

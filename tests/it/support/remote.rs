@@ -21,12 +21,41 @@ pub struct Remote {
     requests: Mutex<Vec<String>>,
     /// True if `revalidate` compares and gets in two requests.
     is_unconditional: bool,
+    /// True if the store is an HTTP server, which answers 404 to everything during an outage.
+    is_http: bool,
+    /// Number of further requests that are answered as during an outage.
+    failing: Mutex<usize>,
+    /// An object that is sent later than others, and the additional time.
+    slow: Mutex<Option<(Key, Duration)>>,
 }
 
 impl Remote {
     /// Creates an empty store that compares and gets in two requests.
     pub fn unconditional() -> Self {
         Self { is_unconditional: true, ..Self::default() }
+    }
+
+    /// Creates an empty HTTP server.
+    pub fn http() -> Self {
+        Self { is_http: true, ..Self::default() }
+    }
+
+    /// Begins an outage that ends after this number of requests. An outage of 0 requests has ended.
+    pub fn fail(&self, requests: usize) {
+        *self.failing.lock().unwrap() = requests;
+    }
+
+    /// Makes requests for an object take longer.
+    pub fn delay(&self, key: &str, time: Duration) {
+        *self.slow.lock().unwrap() = Some((Key::parse(key).unwrap(), time));
+    }
+
+    /// Returns true if the request whose answer is due falls into an outage.
+    fn is_failing(&self) -> bool {
+        let mut failing = self.failing.lock().unwrap();
+        let is_failing = *failing > 0;
+        *failing = failing.saturating_sub(1);
+        is_failing
     }
 
     /// Creates or replaces an object.
@@ -46,7 +75,11 @@ impl Remote {
 
     async fn request(&self, method: &str, key: &Key) -> Option<(ObjectMeta, Bytes)> {
         self.requests.lock().unwrap().push(format!("{method} {}", key.as_str()));
-        tokio::time::sleep(LATENCY).await;
+        let slow = self.slow.lock().unwrap().clone().filter(|(slow, _)| slow == key);
+        tokio::time::sleep(LATENCY + slow.map_or(Duration::ZERO, |(_, time)| time)).await;
+        if self.is_failing() {
+            return None;
+        }
         self.objects.lock().unwrap().get(key).cloned()
     }
 }
@@ -112,11 +145,14 @@ impl Store for Remote {
     }
 
     fn reports_missing_root(&self) -> bool {
-        true
+        !self.is_http
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
         drop(self.request("LIST", key).await);
+        if *self.failing.lock().unwrap() > 0 {
+            return Ok(false);
+        }
         let prefix = format!("{}/", key.as_str());
         Ok(self.objects.lock().unwrap().keys().any(|key| key.as_str().starts_with(&prefix)))
     }
