@@ -64,6 +64,15 @@ impl Location {
         format!("{}{}", self.origin, self.bucket_path)
     }
 
+    /// Returns the URL of everything that shares a limit of requests: the bucket, or one root of an HTTP server, whose
+    /// roots may lie in different storage.
+    pub(super) fn limit_url(&self) -> String {
+        match self.provider {
+            Provider::Http => format!("{}{}", self.origin, self.prefix),
+            Provider::S3 | Provider::Google | Provider::Azure | Provider::Memory => self.bucket_url(),
+        }
+    }
+
     /// Returns the URL of an object.
     pub(super) fn object_url(&self, key: &Key) -> String {
         let Self { origin, bucket_path, prefix, .. } = self;
@@ -161,6 +170,18 @@ mod tests {
     fn url(root: &RemoteRoot, settings: &StoreSettings) -> String {
         let location = Location::new(root, settings, "eu-west-1", Some("acct")).unwrap();
         location.object_url(&Key::parse("s0/ü%2F/1").unwrap())
+    }
+
+    #[test]
+    fn containers_of_a_bucket_share_a_limit_and_those_of_a_server_do_not() {
+        let limit_url = |provider, endpoint, prefix: &str| {
+            let root = RemoteRoot { prefix: prefix.to_owned(), ..root(provider, endpoint) };
+            Location::new(&root, &StoreSettings::default(), "eu-west-1", None).unwrap().limit_url()
+        };
+        assert_eq!(limit_url(Provider::S3, None, "a"), limit_url(Provider::S3, None, "b"));
+        let server = Some("http://inner:8080");
+        assert_eq!(limit_url(Provider::Http, server, "a"), "http://inner:8080/a");
+        assert_eq!(limit_url(Provider::Http, server, "b"), "http://inner:8080/b");
     }
 
     #[test]

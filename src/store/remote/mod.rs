@@ -170,7 +170,7 @@ impl RemoteStore {
             Provider::Http => DirectoryLister::http(&location.origin, &root.prefix, ATTRIBUTES, call_timeout)
                 .map_err(|error| format!("the address is not a URL: {error}"))?,
         };
-        let bucket = shared_bucket(&location.bucket_url(), settings.concurrency);
+        let bucket = shared_bucket(&location.limit_url(), settings.concurrency);
         let counters = register(container, &bucket);
         let upstream = UpstreamSettings { timeout: settings.timeout, hedge: settings.hedge };
         let service = UpstreamService::new(SignedService { http, signer }, upstream, bucket, counters);

@@ -242,14 +242,17 @@ impl RemoteObject {
                 Some(current) => current,
                 None => self.open_range(position..end, deadline, retries).await?,
             };
-            match self.continue_reading(&mut current, &mut bytes, len, deadline, &is_wanted).await {
-                Ok(true) => started = Some(current),
+            // The response may have a part of the range only.
+            let remaining = current.end.saturating_sub(position);
+            let until = usize::try_from(remaining).map_or(len, |rest| len.min(bytes.len().saturating_add(rest)));
+            match self.continue_reading(&mut current, &mut bytes, until, deadline, &is_wanted).await {
+                Ok(true) => started = Some(current).filter(|current| current.position < current.end),
                 Ok(false) => return Ok(None),
                 Err(_) if self.client.may_continue(retries, deadline).await => {}
                 Err(error) => return Err(error),
             }
         }
-        if let Some(started) = started.filter(|started| started.position < started.end) {
+        if let Some(started) = started {
             started.body.release_permit();
             self.keep(started);
         }

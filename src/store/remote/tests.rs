@@ -266,6 +266,21 @@ async fn readers_that_read_on_cost_one_request_each() {
 }
 
 #[tokio::test]
+async fn the_rest_of_an_object_after_its_first_range_is_no_retry() {
+    // More objects than retries may be sent at the start.
+    const OBJECTS: usize = 24;
+    let responses = (0..OBJECTS).flat_map(|_| [part(0, "01", 10), part(2, "23456789", 10)]).collect();
+    let server = ScriptedServer::start(responses).await;
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    for _ in 0..OBJECTS {
+        let reader = open_range(&store, 0..2).await.unwrap();
+        assert_eq!(reader.read_at(0..10).await.unwrap(), "0123456789");
+    }
+    let requests = server.take_requests();
+    assert!(requests.len() == 2 * OBJECTS && requests[1].contains("range: bytes=2-9\r\n"), "{requests:?}");
+}
+
+#[tokio::test]
 async fn a_server_that_ignores_ranges_sends_an_object_once_and_no_part_behind_many_bytes() {
     let server = ScriptedServer::start(vec![answer("200 OK", "ETag: \"1\"\r\n", "0123456789")]).await;
     let store = server.store(Provider::Http, ForbiddenPolicy::Auto);

@@ -89,7 +89,24 @@ const CODES: &[(&str, StoreErrorCode)] = &[
     ("BlobArchived", StoreErrorCode::Archived),
     ("ServerBusy", StoreErrorCode::Throttled),
     ("OperationTimedOut", StoreErrorCode::Unavailable),
+    // Problems of another n5-server.
+    (STORAGE_UNAVAILABLE, StoreErrorCode::Unavailable),
+    ("issuer-unavailable", StoreErrorCode::Unavailable),
+    ("overloaded", StoreErrorCode::Throttled),
+    ("too-many", StoreErrorCode::Throttled),
 ];
+
+/// Problem of another n5-server that cannot read the storage of a container.
+const STORAGE_UNAVAILABLE: &str = "storage-unavailable";
+
+/// The members of a problem document of another n5-server that are read.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+struct ProblemDocument {
+    /// A URL that ends with the code.
+    r#type: String,
+    detail: String,
+}
 
 impl StoreErrorCode {
     /// Returns the meaning of a code as S3, Google or Azure write it, or [`Self::Other`] if it is unknown.
@@ -138,6 +155,11 @@ impl ErrorAnswer {
             "Error/Endpoint" => endpoint = Some(printable(element.text)),
             _ => {}
         });
+        if let Ok(problem) = serde_json::from_slice::<ProblemDocument>(body)
+            && let Some((_, code)) = problem.r#type.rsplit_once('#')
+        {
+            (code_name, message) = (printable(code), printable(&problem.detail));
+        }
         let named = StoreErrorCode::from_name(&code_name);
         let code = if named == StoreErrorCode::Other { StoreErrorCode::from_status(status) } else { named };
         // S3 answers with this code, too, if the header is malformed for another reason.
@@ -152,6 +174,11 @@ impl ErrorAnswer {
     /// Returns true if the code of the response says that the object is missing, and not only the status.
     pub fn names_missing_object(&self) -> bool {
         StoreErrorCode::from_name(&self.code_name) == StoreErrorCode::NoSuchObject
+    }
+
+    /// Returns true if another n5-server cannot read the storage of this container. Its other containers may be well.
+    pub fn names_unavailable_storage(&self) -> bool {
+        self.code_name == STORAGE_UNAVAILABLE
     }
 
     /// Returns true if the same request may succeed later.
@@ -207,6 +234,9 @@ mod tests {
             (404, "", StoreErrorCode::NoSuchObject, None),
             (403, "<Error><Code>AccessDenied</Code><Mess", StoreErrorCode::AccessDenied, None),
             (418, "<Error><Code>Teapot</Code></Error>", StoreErrorCode::Other, None),
+            (503, r#"{"type":"https://host/PROBLEMS.md#storage-unavailable"}"#, StoreErrorCode::Unavailable, None),
+            (503, r#"{"type":"https://host/PROBLEMS.md#overloaded"}"#, StoreErrorCode::Throttled, None),
+            (503, r#"{"type":"about:blank"}"#, StoreErrorCode::Unavailable, None),
         ] {
             let answer = ErrorAnswer::parse(status, body.as_bytes());
             assert_eq!((answer.code, answer.region.as_deref()), (code, region), "{body}");

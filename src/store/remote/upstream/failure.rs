@@ -124,6 +124,8 @@ impl UpstreamFailure {
     /// Classifies an answer that is no success.
     pub(in crate::store::remote) fn of_answer(answer: &ErrorAnswer, headers: &HeaderMap) -> Self {
         let kind = match (answer.code, answer.status) {
+            // The other server is not overloaded, so requests for its other containers need not wait.
+            _ if answer.names_unavailable_storage() => FailureKind::Unavailable,
             (StoreErrorCode::Throttled, _) | (_, 429 | 503) => FailureKind::Throttled,
             (_, 304) => FailureKind::NotModified,
             // A range that lies outside the object was inside it when the object was opened.
@@ -265,6 +267,17 @@ mod tests {
             let failure = classify(status, &[], &document);
             assert_eq!((failure.kind, failure.is_transient()), (kind, is_transient), "{status} {document}");
         }
+    }
+
+    #[test]
+    fn another_server_without_its_storage_is_not_overloaded() {
+        let problem = |code: &str| format!(r#"{{"type":"https://host/PROBLEMS.md#{code}","detail":"why"}}"#);
+        let classify = |code: &str| classify(503, &[("retry-after", "1")], &problem(code));
+        let failure = classify("storage-unavailable");
+        assert_eq!((failure.kind, failure.retry_after), (FailureKind::Unavailable, None));
+        assert!(failure.is_transient() && failure.detail.ends_with("storage-unavailable: why"), "{}", failure.detail);
+        let failure = classify("overloaded");
+        assert_eq!((failure.kind, failure.retry_after), (FailureKind::Throttled, Some(Duration::from_secs(1))));
     }
 
     #[test]
