@@ -19,10 +19,6 @@ const SHARDS: usize = 160;
 /// Maximum number of names in each of the two maps of a shard: as many as fit into 4,096 slots of a hash table.
 const MAX_NAMES_PER_MAP: usize = 3584;
 
-/// Maximum time between two answers if the first one confirms the second one, in nanoseconds. Between them, an
-/// object must have been found.
-const MAX_CONFIRMING_NANOSECONDS: u64 = 10_000_000_000;
-
 /// Kind of a name that is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MissingKind {
@@ -60,7 +56,7 @@ struct MissingShard {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MissingAnswer {
     pub(crate) times: RequestTimes,
-    /// True if the name was missing before and after an object was found, so that no outage was the reason.
+    /// True if the name was requested once more, between two requests that found the dataset.
     pub(crate) is_confirmed: bool,
 }
 
@@ -125,23 +121,13 @@ impl KnownMissing {
         }
     }
 
-    /// Records that the object or directory at `key` of a container was missing. `is_confirmed_by` decides for the
-    /// earlier answer if it confirms this one.
-    fn insert(
-        &self,
-        container: u32,
-        kind: MissingKind,
-        key: &Key,
-        mut answer: MissingAnswer,
-        is_confirmed_by: impl FnOnce(MissingAnswer) -> bool,
-    ) {
+    /// Records that the object or directory at `key` of a container was missing.
+    fn insert(&self, container: u32, kind: MissingKind, key: &Key, answer: MissingAnswer) {
         let name = self.hash(container, kind, key);
         let Some(mut shard) = self.shard(name) else { return };
-        if let Some(known) = shard.answer(name) {
-            if known.times.began_at >= answer.times.began_at && !answer.is_confirmed {
-                return;
-            }
-            answer.is_confirmed |= is_confirmed_by(known);
+        let is_newer = |known: MissingAnswer| known.times.began_at >= answer.times.began_at;
+        if !answer.is_confirmed && shard.answer(name).is_some_and(is_newer) {
+            return;
         }
         let Some(packed) = PackedAnswer::new(answer) else { return };
         if shard.recent.len() >= MAX_NAMES_PER_MAP && !shard.recent.contains_key(&name) {
@@ -203,19 +189,13 @@ impl MissingNames {
     /// Records that the object or directory at `key` was missing.
     pub(crate) fn insert(&self, kind: MissingKind, key: &Key, times: RequestTimes) {
         let answer = MissingAnswer { times, is_confirmed: false };
-        let is_confirmed_by = |earlier: MissingAnswer| {
-            let age = times.began_at.saturating_sub(earlier.times.ended_at);
-            let is_usable = age <= MAX_CONFIRMING_NANOSECONDS || self.is_certain(earlier);
-            let Some(outages) = &self.outages else { return false };
-            is_usable && outages.found_between(earlier.times, times)
-        };
-        self.table.insert(self.container, kind, key, answer, is_confirmed_by);
+        self.table.insert(self.container, kind, key, answer);
     }
 
-    /// Records that the object or directory at `key` was missing before and after an object was found.
+    /// Records that the object or directory at `key` was missing once more between two requests that found the dataset.
     pub(crate) fn insert_confirmed(&self, kind: MissingKind, key: &Key, times: RequestTimes) {
         let answer = MissingAnswer { times, is_confirmed: true };
-        self.table.insert(self.container, kind, key, answer, |_| true);
+        self.table.insert(self.container, kind, key, answer);
     }
 
     /// Returns the last answer of the store that the object or directory at `key` is missing. It may have been caused by
@@ -359,19 +339,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_was_missing_before_and_after_an_object_was_found_counts_as_missing() {
-        for (second_at, expected) in [(5 * SECOND, true), (15 * SECOND, false)] {
-            let (missing, outages) = watched();
-            missing.insert(MissingKind::Object, &key(1), times(10, 20));
-            outages.record_found(times(3 * SECOND, 3 * SECOND + 1));
-            assert!(!is_known(&missing));
-            missing.insert(MissingKind::Object, &key(1), times(second_at, second_at + 1));
-            assert_eq!(is_known(&missing), expected, "{second_at}");
-        }
+    fn a_name_that_was_missing_in_two_outages_does_not_count_as_missing() {
         let (missing, outages) = watched();
-        missing.insert(MissingKind::Object, &key(1), times(10, 20));
-        missing.insert(MissingKind::Object, &key(1), times(SECOND, SECOND + 1));
-        outages.record_found(times(3 * SECOND, 3 * SECOND + 1));
-        assert!(!is_known(&missing), "both answers belong to one outage");
+        outages.record_found(times(10, 20));
+        for second in [1, 3] {
+            missing.insert(MissingKind::Object, &key(1), times(second * SECOND, second * SECOND + 1));
+            outages.record_outage();
+            outages.record_found(times((second + 1) * SECOND, (second + 1) * SECOND + 1));
+        }
+        assert!(!is_known(&missing));
     }
 }

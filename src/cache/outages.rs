@@ -56,8 +56,6 @@ pub(crate) struct OutageDetector {
 struct DetectorState {
     /// The periods, oldest first.
     periods: VecDeque<Period>,
-    /// The last request that returned an object.
-    last: Option<RequestTimes>,
     /// True if an object that must exist was missing after the last period.
     is_interrupted: bool,
     /// The moment at which a read was last told to extend the period.
@@ -92,7 +90,6 @@ impl OutageDetector {
                 state.periods.push_back(Period { first: times, last_began_at: times.began_at });
             }
         }
-        state.last = Some(times);
     }
 
     /// Records that an object was missing that must exist: there may be an outage.
@@ -118,14 +115,6 @@ impl OutageDetector {
         let state = self.state();
         let period = state.periods.iter().rev().find(|period| period.first.ended_at <= answer.began_at);
         period.is_some_and(|period| answer.ended_at <= period.last_began_at)
-    }
-
-    /// Returns true if an object was found by a request that began and ended between two others.
-    pub(crate) fn found_between(&self, earlier: RequestTimes, later: RequestTimes) -> bool {
-        let state = self.state();
-        let lies_between = |found: RequestTimes| earlier.ended_at <= found.began_at && found.ended_at <= later.began_at;
-        let first = state.periods.back().map(|period| period.first);
-        first.into_iter().chain(state.last).any(lies_between)
     }
 
     fn state(&self) -> MutexGuard<'_, DetectorState> {
@@ -192,7 +181,12 @@ impl Store for MonitoredStore {
             Revalidation::Current(object) => object.is_some(),
             Revalidation::Changed => false,
         };
-        self.report(self.inner.revalidate(key, known), is_found).await
+        let result = self.report(self.inner.revalidate(key, known), is_found).await?;
+        if known.is_some() && matches!(result, Revalidation::Current(None)) {
+            // The object may have been deleted. Holes are then requested once more without need.
+            self.outages.record_outage();
+        }
+        Ok(result)
     }
 
     fn sends_conditional_requests(&self) -> bool {
@@ -220,6 +214,10 @@ impl Store for MonitoredStore {
 
     fn concurrent_reads(&self) -> usize {
         self.inner.concurrent_reads()
+    }
+
+    fn max_concurrent_reads(&self) -> usize {
+        self.inner.max_concurrent_reads()
     }
 
     fn lists_cheaply(&self) -> bool {

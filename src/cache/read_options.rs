@@ -17,8 +17,8 @@ pub struct FreshnessPolicy {
     pub metadata: RevalidationPolicy,
     /// Policy for blocks.
     pub data: RevalidationPolicy,
-    /// Policy for missing objects. `None` if the object and block caches remember missing objects themselves.
-    /// `None` if the policies above apply to them.
+    /// Policy for missing objects. `None` if the object and block caches remember missing objects themselves, so that
+    /// the policies above apply.
     pub missing: Option<RevalidationPolicy>,
     /// True if a cached block whose time has passed is still used for as long again, while it is revalidated in the
     /// background.
@@ -99,11 +99,16 @@ impl ReadOptions {
     }
 
     /// Returns the same options in nonblocking mode. A read in this mode starts no work that outlasts the poll, except
-    /// revalidation in the background. If
-    /// the read is not ready, it changes no metrics.
+    /// revalidation in the background. If the read is not ready, it changes no metrics.
     #[must_use]
     pub fn nonblocking(self) -> Self {
         Self { may_block: false, ..self }
+    }
+
+    /// Returns the same options in blocking mode, for work that a nonblocking read starts in the background.
+    #[must_use]
+    pub(crate) fn blocking(self) -> Self {
+        Self { may_block: true, ..self }
     }
 
     /// Completes at once in blocking mode and never in nonblocking mode. Must be awaited before everything that may

@@ -255,7 +255,11 @@ impl Container {
         // The outage may have ended between the blocks and the attributes.
         options.pend_if_nonblocking().await;
         let metas = self.store.head_many(keys.clone()).await?;
-        // The dataset has been seen since then.
+        // Another outage may have begun meanwhile.
+        if !self.is_object_found(attributes, cache::now()).await? {
+            outages.record_outage();
+            return Err(dataset_missing(attributes));
+        }
         let times = RequestTimes::at(since);
         let mut existing = None;
         for (key, meta) in keys.into_iter().zip(metas) {

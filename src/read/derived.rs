@@ -199,7 +199,8 @@ impl EntrySource<ObjectEntry> for DerivedSource<'_> {
         flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<ObjectEntry>, ReadError>> + Send + 'static {
         let container = self.reader.container.clone();
-        let options = self.reader.options;
+        // A nonblocking read may start this load in the background.
+        let options = self.reader.options.blocking();
         let slice = self.reader.slice.clone();
         let derivation = self.derivation.clone();
         async move {

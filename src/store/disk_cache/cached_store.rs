@@ -189,9 +189,11 @@ impl Store for DiskCachedStore {
     /// store, which then is stored only if it is read as a whole.
     async fn open_range(&self, key: &Key, range: Range<u64>) -> Result<Option<Object>, StoreError> {
         let lookup = self.cache.look_up(key, &InlineLimit::new(0), self.max_age(key)).await;
-        if let DiskLookup::Found(meta, data, age) = lookup {
-            return Ok(Some(self.cached_object(key, meta, data, age)));
-        }
+        let stale_version = match lookup {
+            DiskLookup::Found(meta, data, age) => return Ok(Some(self.cached_object(key, meta, data, age))),
+            DiskLookup::Stale(meta) => Some(meta.version),
+            DiskLookup::Missing => None,
+        };
         let validated = self.cache.now();
         match self.inner.open_range(key, range).await? {
             None => {
@@ -199,7 +201,11 @@ impl Store for DiskCachedStore {
                 Ok(None)
             }
             Some(object) => {
-                self.cache.remove_unless(key, Some(object.meta.version));
+                let version = object.meta.version;
+                self.cache.remove_unless(key, Some(version));
+                if stale_version == Some(version) {
+                    self.cache.touch(key, version, validated, true);
+                }
                 self.store(key, object, None, validated).await.map(Some)
             }
         }
@@ -313,9 +319,8 @@ impl ReadAt for DiskCacheReader {
         if let Some(bytes) = store.cache.read_file(key, file, range.start, range.end).await {
             return Ok(bytes);
         }
-        // The caller has a permit for the bytes of the range, which is mostly the whole object.
-        let inline = InlineLimit::new(range.end.saturating_sub(range.start));
-        let object = store.inner.get(key, &inline).await?.filter(|object| object.meta.version == meta.version);
+        let object = store.inner.open_range(key, range.clone()).await?;
+        let object = object.filter(|object| object.meta.version == meta.version);
         match object.map(|object| object.data) {
             Some(ObjectData::Open(reader)) => reader.read_at(range).await,
             Some(ObjectData::InMemory(bytes)) => {

@@ -76,7 +76,7 @@ pub(super) struct DiskEntry {
     /// has not been checked; version and length are then unknown.
     pub(super) stamp: u32,
     /// Allocated blocks of 512 bytes.
-    blocks: u16,
+    pub(super) blocks: u16,
     /// Number of the container.
     pub(super) container: u16,
 }

@@ -298,9 +298,11 @@ impl DiskCacheShared {
         self.index.update(checked.name, |entry| {
             // Another version may have replaced it meanwhile.
             if entry.version().is_none_or(|version| Some(version) == checked.version()) {
-                let validated = entry.validated.max(checked.validated);
+                let (validated, blocks) = (entry.validated.max(checked.validated), entry.blocks);
                 *entry = checked;
                 entry.validated = validated;
+                // The number that was counted when the object was added is subtracted when it is removed.
+                entry.blocks = blocks;
             }
         });
     }

@@ -295,7 +295,9 @@ impl DiskCacheShared {
         while evicted < bytes
             && let Some(victim) = self.index.remove_victim()
         {
-            if let Some(container) = self.read_containers().hash(victim.container) {
+            // The lock must not be held while the disk works.
+            let container = self.read_containers().hash(victim.container);
+            if let Some(container) = container {
                 directory.remove_entry(container, victim.name)?;
             }
             self.subtract_used(victim.bytes());
