@@ -254,6 +254,14 @@ impl ResponseBody {
         self.permit.release();
     }
 
+    /// Waits until the rest of the body may be read, if its permit has been released.
+    async fn hold_permit(&self, deadline: Instant) -> Result<(), StoreError> {
+        if self.body.is_end_stream() || self.body.size_hint().exact() == Some(0) {
+            return Ok(());
+        }
+        self.permit.hold(deadline).await.map_err(|failure| error_of_failure(self.action, &self.key, &failure))
+    }
+
     /// Returns the next bytes, at most `max_bytes`; `None` at the end.
     ///
     /// # Errors
@@ -261,6 +269,7 @@ impl ResponseBody {
     pub(super) async fn next(&mut self, max_bytes: usize, deadline: Instant) -> Result<Option<Bytes>, StoreError> {
         while self.unread.is_empty() {
             let call = self.waiting.begin();
+            self.hold_permit(deadline).await?;
             let frame = tokio::time::timeout_at(deadline, self.body.frame()).await;
             let frame = frame.map_err(|_elapsed| StoreError::Timeout(self.action, self.key.clone()))?;
             let Some(frame) = frame else { return Ok(None) };

@@ -568,3 +568,44 @@ async fn the_metadata_of_a_missing_object_of_an_http_server_cost_one_request() {
     let requests = server.take_requests();
     assert!(requests.len() == 9 && requests.iter().all(|request| request.starts_with("head ")), "{requests:?}");
 }
+
+#[tokio::test]
+async fn no_more_bodies_are_read_at_once_than_requests_may_be_in_flight() {
+    const BYTES: usize = 2 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = ScriptedServer { url: format!("http://{}", listener.local_addr().unwrap()), requests: Arc::default() };
+    let (may_send, sends) = tokio::sync::watch::channel(false);
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut sends = sends.clone();
+            tokio::spawn(async move {
+                let _ = socket.read(&mut [0; 4096]).await;
+                let head = format!("HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: {BYTES}\r\n\r\n7");
+                let _ = socket.write_all(head.as_bytes()).await;
+                let _ = sends.wait_for(|may_send| *may_send).await;
+                let _ = socket.write_all(&vec![b'7'; BYTES - 1]).await;
+            });
+        }
+    });
+    let store = server.store(Provider::S3, ForbiddenPolicy::Auto);
+    let mut readers = Vec::new();
+    for number in 0..3 * CONCURRENCY {
+        let object = store_get(&store, &number.to_string(), 0).await.unwrap().unwrap();
+        let ObjectData::Open(reader) = object.data else { panic!("the object is larger than the limit") };
+        readers.push(reader);
+    }
+    let read = |reader: Arc<dyn ReadAt>| tokio::spawn(async move { reader.read_at(0..BYTES as u64).await });
+    let reads: Vec<_> = readers.into_iter().map(read).collect();
+    let mut pressure = store.pressure();
+    while pressure.running + pressure.queued < reads.len() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        pressure = store.pressure();
+    }
+    assert_eq!((pressure.running, pressure.queued), (CONCURRENCY, 2 * CONCURRENCY));
+    may_send.send(true).unwrap();
+    for read in reads {
+        assert_eq!(read.await.unwrap().unwrap().len(), BYTES);
+    }
+    let pressure = store.pressure();
+    assert_eq!((pressure.running, pressure.queued), (0, 0));
+}

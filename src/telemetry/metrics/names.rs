@@ -80,14 +80,14 @@ metrics! {
     STORES_STALLED = "n5_stores_stalled" Gauge, None, &[], "Containers whose storage has not responded to any request for a while.";
     UPSTREAM_REQUESTS = "n5_upstream_requests_total" Counter, None, &["container", "op", "result"], "Requests to the store of a remote container that have ended, retries and hedges included.";
     UPSTREAM_BYTES = "n5_upstream_bytes_total" Counter, BYTES, &["container", "op"], "Bytes of responses of the store that were used.";
-    UPSTREAM_FIRST_BYTE = "n5_upstream_first_byte_duration_seconds" Histogram, SECONDS, &["container", "op"], "Time from sending a request to the store to the first byte of the body of its response.";
+    UPSTREAM_FIRST_BYTE = "n5_upstream_first_byte_duration_seconds" Histogram, SECONDS, &["container", "op"], "Time from the beginning of a request to the store, including its signature, to the first byte of the body of its response.";
     UPSTREAM_BROKEN_BODIES = "n5_upstream_broken_bodies_total" Counter, None, &["container", "op", "kind"], "Responses of the store that failed after their first byte.";
     UPSTREAM_RETRIES = "n5_upstream_retries_total" Counter, None, &["container", "op"], "Requests to the store that retried a failed one.";
     UPSTREAM_HEDGES = "n5_upstream_hedges_total" Counter, None, &["container", "op", "result"], "Second requests that were sent because the first one was slow: won or lost.";
-    UPSTREAM_HELD_BACK = "n5_upstream_held_back_total" Counter, None, &["container"], "Requests that were not sent because too many waited or the store had asked for a pause.";
+    UPSTREAM_HELD_BACK = "n5_upstream_held_back_total" Counter, None, &["container"], "Requests of the container that were not sent because too many waited or the store had asked for a pause.";
     UPSTREAM_LIMIT = "n5_upstream_concurrency_limit" Gauge, None, &["container"], "Maximum number of requests to the bucket that are in flight now; at most store.concurrency.";
     UPSTREAM_IN_FLIGHT = "n5_upstream_in_flight" Gauge, None, &["container"], "Requests to the bucket that are in flight.";
-    UPSTREAM_WAITING = "n5_upstream_waiting" Gauge, None, &["container"], "Requests to the bucket that wait to be sent.";
+    UPSTREAM_WAITING = "n5_upstream_waiting" Gauge, None, &["container"], "Requests to the bucket that wait to be sent, and bodies of responses that wait to be read.";
     UPSTREAM_PAUSE = "n5_upstream_pause_seconds" Gauge, SECONDS, &["container"], "Time until the end of the pause of a bucket that throttles.";
     LOG_DROPPED = "n5_log_lines_dropped_total" Counter, None, &[], "Log lines that were dropped because writing was too slow, or that could not be written.";
     BLOCKS_DECODED = "n5_blocks_decoded_total" Counter, None, &["codec"], "Blocks decoded.";

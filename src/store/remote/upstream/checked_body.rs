@@ -2,33 +2,59 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use object_store::client::{HttpError, HttpResponseBody};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
-use super::concurrency_limit::ConcurrencyPermit;
+use super::concurrency_limit::{ConcurrencyLimit, ConcurrencyPermit};
 use super::counters::{UpstreamCounters, UpstreamOperation};
 use super::failure::{FailureKind, UpstreamFailure};
 
 /// The permit of a request while its body is read. A reader that pauses, for example because its client is slow, can
-/// give it back to let other requests be sent.
+/// give it back to let other requests be sent, and takes another one when it reads on.
 #[derive(Debug, Clone)]
-pub(in crate::store::remote) struct HeldPermit(Arc<Mutex<Option<ConcurrencyPermit>>>);
+pub(in crate::store::remote) struct HeldPermit {
+    permit: Arc<Mutex<Option<ConcurrencyPermit>>>,
+    limit: Arc<ConcurrencyLimit>,
+    counters: Arc<UpstreamCounters>,
+}
 
 impl HeldPermit {
-    pub(super) fn new(permit: Option<ConcurrencyPermit>) -> Self {
-        Self(Arc::new(Mutex::new(permit)))
+    pub(super) fn new(
+        permit: Option<ConcurrencyPermit>,
+        limit: &Arc<ConcurrencyLimit>,
+        counters: &Arc<UpstreamCounters>,
+    ) -> Self {
+        Self { permit: Arc::new(Mutex::new(permit)), limit: Arc::clone(limit), counters: Arc::clone(counters) }
+    }
+
+    /// Waits until the body may be read, if the permit has been given back.
+    ///
+    /// # Errors
+    /// Returns a throttled failure if too many requests wait, or if there is no permit before `deadline`.
+    pub(in crate::store::remote) async fn hold(&self, deadline: Instant) -> Result<(), UpstreamFailure> {
+        if self.lock().is_none() {
+            let waiting = self.counters.begin_waiting();
+            let permit = self.limit.acquire_for_body(deadline).await;
+            drop(waiting);
+            *self.lock() = Some(permit?);
+        }
+        Ok(())
     }
 
     /// Gives the permit back before the body has been read.
     pub(in crate::store::remote) fn release(&self) {
-        let permit = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let permit = self.lock().take();
         drop(permit);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<ConcurrencyPermit>> {
+        self.permit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

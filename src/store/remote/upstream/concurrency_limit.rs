@@ -13,7 +13,7 @@
 //! - `Retry-After` holds back all requests to the bucket, for a bounded time. A request whose deadline is earlier fails
 //!   at once.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +33,10 @@ const FLOOR: u64 = 4;
 
 /// Maximum number of waiting requests. Each needs about a kilobyte.
 const MAX_WAITING: usize = 4_096;
+
+/// A client may have this many times as many waiting requests as there are free places in the queue. A client alone
+/// thus leaves a quarter of the queue to others, and several clients leave a place for the next one.
+const WAITING_PER_FREE_PLACE: usize = 3;
 
 /// Longest pause. A longer `Retry-After` is shortened to it.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
@@ -62,8 +66,7 @@ fn quota(permits: usize) -> ClientQuota {
 pub(in crate::store::remote) struct ConcurrencyLimit {
     permits: FairSemaphore,
     state: Mutex<LimitState>,
-    waiting: AtomicUsize,
-    held_back: AtomicU64,
+    queue: Mutex<QueuePlaces>,
 }
 
 /// The part of the limit that changes as a whole.
@@ -135,8 +138,6 @@ pub(in crate::store::remote) struct ConcurrencySnapshot {
     pub(in crate::store::remote) in_flight: usize,
     /// Requests that wait.
     pub(in crate::store::remote) waiting: usize,
-    /// Requests that were not sent because of the queue or of a pause, since the start.
-    pub(in crate::store::remote) held_back: u64,
     /// Time until the end of the pause.
     pub(in crate::store::remote) pause: Duration,
 }
@@ -158,8 +159,7 @@ impl ConcurrencyLimit {
         Self {
             permits: FairSemaphore::new(state.requests(), quota(state.requests()), CostBasis::Time),
             state: Mutex::new(state),
-            waiting: AtomicUsize::new(0),
-            held_back: AtomicU64::new(0),
+            queue: Mutex::default(),
         }
     }
 
@@ -172,25 +172,12 @@ impl ConcurrencyLimit {
         self: &Arc<Self>,
         deadline: Instant,
     ) -> Result<ConcurrencyPermit, UpstreamFailure> {
-        let result = self.wait(deadline).await;
-        if result.is_err() {
-            self.held_back.fetch_add(1, Ordering::Relaxed);
-        }
-        result
-    }
-
-    async fn wait(self: &Arc<Self>, deadline: Instant) -> Result<ConcurrencyPermit, UpstreamFailure> {
         self.check_pause(deadline)?;
         if let Some(permit) = self.try_acquire() {
             return Ok(permit);
         }
-        let _wait = WaitingRequest::begin(self)?;
-        let Ok(permit) = timeout_at(deadline, self.permits.acquire(ClientId::current().flow(0), 1)).await else {
-            let waiting = self.waiting.load(Ordering::Relaxed);
-            let detail = format!("not sent in time, {waiting} requests wait for the store");
-            return Err(UpstreamFailure::held_back(detail, self.remaining_pause()));
-        };
-        let mut permit = self.permit(permit);
+        let _place = QueuePlace::take(self)?;
+        let mut permit = self.take_turn(deadline).await?;
         // An answer may extend the pause while this request waits for its end.
         while let Some(end) = self.check_pause(deadline)? {
             sleep_until(end).await;
@@ -198,6 +185,30 @@ impl ConcurrencyLimit {
         // A request that was delayed by a pause is part of the round trip that begins now.
         permit.decreases = self.lock().decreases;
         Ok(permit)
+    }
+
+    /// Waits until the body of an answer may be read, whose request has given its permit back. The end of a pause need
+    /// not be awaited, since the request has been sent.
+    ///
+    /// # Errors
+    /// Returns a throttled failure if the queue is full, or if it is not the turn of the body before `deadline`.
+    pub(super) async fn acquire_for_body(
+        self: &Arc<Self>,
+        deadline: Instant,
+    ) -> Result<ConcurrencyPermit, UpstreamFailure> {
+        if let Some(permit) = self.permits.try_acquire(ClientId::current().flow(0), 1) {
+            return Ok(self.permit(permit));
+        }
+        let _place = QueuePlace::take(self)?;
+        self.take_turn(deadline).await
+    }
+
+    async fn take_turn(self: &Arc<Self>, deadline: Instant) -> Result<ConcurrencyPermit, UpstreamFailure> {
+        let permit = timeout_at(deadline, self.permits.acquire(ClientId::current().flow(0), 1)).await;
+        permit.map(|permit| self.permit(permit)).map_err(|_elapsed| {
+            let detail = format!("not sent in time, {} requests wait for the store", self.places().taken);
+            UpstreamFailure::held_back(detail, self.remaining_pause())
+        })
     }
 
     /// Returns a permit if the request may be sent now.
@@ -225,8 +236,7 @@ impl ConcurrencyLimit {
         ConcurrencySnapshot {
             limit: state.requests(),
             in_flight: self.permits.taken(),
-            waiting: self.waiting.load(Ordering::Relaxed),
-            held_back: self.held_back.load(Ordering::Relaxed),
+            waiting: self.places().taken,
             pause: state.pause(now).map_or(Duration::ZERO, |until| until - now),
         }
     }
@@ -258,28 +268,61 @@ impl ConcurrencyLimit {
     fn lock(&self) -> MutexGuard<'_, LimitState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// A waiting request, until it is dropped.
-struct WaitingRequest<'a> {
-    limit: &'a ConcurrencyLimit,
-}
-
-impl<'a> WaitingRequest<'a> {
-    fn begin(limit: &'a ConcurrencyLimit) -> Result<Self, UpstreamFailure> {
-        let others = limit.waiting.fetch_add(1, Ordering::Relaxed);
-        let wait = Self { limit };
-        if others >= MAX_WAITING {
-            let detail = format!("not sent, {others} requests already wait for the store");
-            return Err(UpstreamFailure::held_back(detail, limit.remaining_pause()));
-        }
-        Ok(wait)
+    fn places(&self) -> MutexGuard<'_, QueuePlaces> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for WaitingRequest<'_> {
+/// The places of waiting requests in the queue of a bucket.
+#[derive(Debug, Default)]
+struct QueuePlaces {
+    taken: usize,
+    /// The places of each client that has any.
+    by_client: HashMap<ClientId, usize>,
+}
+
+impl QueuePlaces {
+    /// Returns true if the client may have one more waiting request.
+    fn has_place_for(&self, client: ClientId) -> bool {
+        let own = self.by_client.get(&client).copied().unwrap_or_default();
+        own < MAX_WAITING.saturating_sub(self.taken).saturating_mul(WAITING_PER_FREE_PLACE)
+    }
+}
+
+/// The place of a waiting request, until it is dropped.
+struct QueuePlace<'a> {
+    limit: &'a ConcurrencyLimit,
+    client: ClientId,
+}
+
+impl<'a> QueuePlace<'a> {
+    /// # Errors
+    /// Returns a throttled failure if the client has its share of the places, or if there are no more.
+    fn take(limit: &'a ConcurrencyLimit) -> Result<Self, UpstreamFailure> {
+        let client = ClientId::current();
+        let mut places = limit.places();
+        if !places.has_place_for(client) {
+            let detail = format!("not sent, {} requests already wait for the store", places.taken);
+            drop(places);
+            return Err(UpstreamFailure::held_back(detail, limit.remaining_pause()));
+        }
+        places.taken += 1;
+        *places.by_client.entry(client).or_default() += 1;
+        Ok(Self { limit, client })
+    }
+}
+
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
-        self.limit.waiting.fetch_sub(1, Ordering::Relaxed);
+        let mut places = self.limit.places();
+        places.taken = places.taken.saturating_sub(1);
+        if let Some(own) = places.by_client.get_mut(&self.client) {
+            *own = own.saturating_sub(1);
+            if *own == 0 {
+                places.by_client.remove(&self.client);
+            }
+        }
     }
 }
 
@@ -435,7 +478,6 @@ mod tests {
         let started = Instant::now();
         let impatient = limit.acquire(started + Duration::from_secs(4)).await.unwrap_err();
         assert_eq!((impatient.kind, impatient.retry_after), (FailureKind::Throttled, Some(Duration::from_secs(5))));
-        assert_eq!(limit.snapshot().held_back, 1);
         assert_eq!(started.elapsed(), Duration::ZERO, "a request that cannot be sent in time fails at once");
         assert!(limit.try_acquire().is_none());
         acquire_many(&limit, 1).await;
@@ -522,22 +564,57 @@ mod tests {
         assert_eq!(limit.snapshot().in_flight, 0);
     }
 
+    /// Lets `requests` requests of a client wait, each until its deadline.
+    async fn wait_as(
+        limit: &Arc<ConcurrencyLimit>,
+        client: u64,
+        requests: usize,
+    ) -> Vec<tokio::task::JoinHandle<Result<(), FailureKind>>> {
+        let wait = |_| {
+            let limit = Arc::clone(limit);
+            let request = async move { limit.acquire(in_a_minute()).await.map(drop).map_err(|failure| failure.kind) };
+            tokio::spawn(ClientId::new(client).scope(request))
+        };
+        let tasks = (0..requests).map(wait).collect();
+        // Time passes only once all tasks wait.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        tasks
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_fills_its_share_of_the_queue_is_refused_and_others_get_their_turn() {
+        let limit = Arc::new(ConcurrencyLimit::new(1));
+        let held = acquire_many(&limit, 1).await;
+        let greedy = wait_as(&limit, 1, MAX_WAITING).await;
+        assert_eq!(limit.snapshot().waiting, MAX_WAITING / 4 * 3);
+        let modest = wait_as(&limit, 2, 3).await;
+        assert_eq!(limit.snapshot().waiting, MAX_WAITING / 4 * 3 + 3);
+        let refused = greedy.iter().filter(|request| request.is_finished()).count();
+        assert_eq!(refused, MAX_WAITING / 4);
+        drop(held);
+        for request in modest {
+            assert_eq!(request.await.unwrap(), Ok(()));
+        }
+        greedy.iter().for_each(tokio::task::JoinHandle::abort);
+        for request in greedy {
+            let _ = request.await;
+        }
+        assert!(limit.places().by_client.is_empty());
+        assert_eq!(limit.snapshot().waiting, 0);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_queue_is_bounded() {
         let limit = Arc::new(ConcurrencyLimit::new(1));
         let _held = acquire_many(&limit, 1).await;
-        let waiters: Vec<_> = (0..MAX_WAITING)
-            .map(|_| {
-                let limit = Arc::clone(&limit);
-                tokio::spawn(async move { limit.acquire(in_a_minute()).await.map(drop) })
-            })
-            .collect();
-        while limit.snapshot().waiting < MAX_WAITING {
-            tokio::task::yield_now().await;
+        let mut waiters = Vec::new();
+        for client in 0..20 {
+            waiters.extend(wait_as(&limit, client, MAX_WAITING / 4).await);
         }
-        let started = Instant::now();
-        assert_eq!(limit.acquire(in_a_minute()).await.unwrap_err().kind, FailureKind::Throttled);
-        assert_eq!(started.elapsed(), Duration::ZERO);
+        let waiting = limit.snapshot().waiting;
+        assert!((MAX_WAITING * 9 / 10..=MAX_WAITING).contains(&waiting), "{waiting}");
+        let refused = waiters.iter().filter(|request| request.is_finished()).count();
+        assert_eq!(waiting + refused, 20 * MAX_WAITING / 4, "requests without a place fail at once");
         waiters.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }

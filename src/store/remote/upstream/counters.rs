@@ -1,6 +1,6 @@
 //! Counters of the requests of a container to its store. They are plain atomics, which the metrics read.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::failure::FailureKind;
@@ -91,6 +91,9 @@ impl AttemptResult {
 pub(in crate::store::remote) struct UpstreamCounters {
     operations: [OperationCounters; UpstreamOperation::ALL.len()],
     first_bytes: [UpstreamFirstByte; UpstreamOperation::ALL.len()],
+    /// Requests, and bodies that are read on, which wait for their turn.
+    waiting: AtomicUsize,
+    held_back: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -109,7 +112,7 @@ struct OperationCounters {
 pub(in crate::store::remote) struct OperationSnapshot {
     /// The operation.
     pub(in crate::store::remote) operation: UpstreamOperation,
-    /// Attempts that were sent, retries and hedges included.
+    /// Attempts that began, retries and hedges included.
     pub(in crate::store::remote) requests: u64,
     /// Attempts that retried a failed one.
     pub(in crate::store::remote) retries: u64,
@@ -125,8 +128,12 @@ pub(in crate::store::remote) struct OperationSnapshot {
     pub(in crate::store::remote) broken_bodies: Vec<(FailureKind, u64)>,
 }
 
-#[cfg(test)]
 impl OperationSnapshot {
+    /// Returns the number of attempts without those that were refused before they were sent.
+    pub(super) fn sent(&self) -> u64 {
+        self.requests.saturating_sub(self.result(AttemptResult::Failure(FailureKind::Refused)))
+    }
+
     /// Returns the number of attempts with this result.
     pub(in crate::store::remote) fn result(&self, result: AttemptResult) -> u64 {
         self.results.iter().find(|(other, _)| *other == result).map_or(0, |(_, count)| *count)
@@ -143,7 +150,30 @@ impl UpstreamCounters {
         Self {
             operations: Default::default(),
             first_bytes: UpstreamOperation::ALL.map(|operation| UpstreamFirstByte::new(container, operation.name())),
+            waiting: AtomicUsize::new(0),
+            held_back: AtomicU64::new(0),
         }
+    }
+
+    /// Counts a request, or a body that is read on, as waiting until the result is dropped.
+    pub(super) fn begin_waiting(&self) -> WaitingCount<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        WaitingCount { waiting: &self.waiting }
+    }
+
+    /// Returns the number of requests, and of bodies that are read on, which wait for their turn.
+    pub(in crate::store::remote) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Counts a request that was not sent because of the queue or of a pause.
+    pub(super) fn hold_back(&self) {
+        increment(&self.held_back);
+    }
+
+    /// Returns the number of requests that were not sent because of the queue or of a pause.
+    pub(in crate::store::remote) fn held_back(&self) -> u64 {
+        self.held_back.load(Ordering::Relaxed)
     }
 
     /// Counts an attempt that is about to be sent.
@@ -211,6 +241,18 @@ impl UpstreamCounters {
     }
 }
 
+/// Counts a request as waiting until it is dropped.
+#[derive(Debug)]
+pub(super) struct WaitingCount<'a> {
+    waiting: &'a AtomicUsize,
+}
+
+impl Drop for WaitingCount<'_> {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Counts the result of an attempt when it is dropped; without a result, it was cancelled.
 #[derive(Debug)]
 pub(super) struct AttemptCount<'a> {
@@ -230,5 +272,20 @@ impl Drop for AttemptCount<'_> {
         if let Some(counter) = self.counters.results.get(self.result.index()) {
             increment(counter);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_that_are_refused_before_they_are_sent_do_not_count_as_sent() {
+        let counters = UpstreamCounters::new("test");
+        for result in [AttemptResult::Success, AttemptResult::Failure(FailureKind::Refused), AttemptResult::Cancelled] {
+            counters.begin(UpstreamOperation::Get, false).end(result);
+        }
+        let get = counters.snapshot().into_iter().find(|it| it.operation == UpstreamOperation::Get).unwrap();
+        assert_eq!((get.requests, get.sent()), (3, 2));
     }
 }

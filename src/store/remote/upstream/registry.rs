@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::bucket::UpstreamBucket;
-use super::counters::{UpstreamCounters, UpstreamOperation};
+use super::counters::{OperationSnapshot, UpstreamCounters, UpstreamOperation};
 use crate::telemetry::metrics;
 
 /// Buckets that are in use, by address and maximum number of requests in flight.
@@ -62,10 +62,10 @@ pub fn record_upstream_metrics() {
             let lost = operation.hedges.saturating_sub(operation.hedges_won);
             metrics::upstream_hedges(name, op, operation.hedges_won, lost);
         }
+        metrics::upstream_held_back(name, container.counters.held_back());
         let Some(bucket) = container.bucket.upgrade() else { continue };
         let limit = bucket.limit.snapshot();
         metrics::upstream_bucket(name, limit.limit, limit.in_flight, limit.waiting, limit.pause);
-        metrics::upstream_held_back(name, limit.held_back);
     }
 }
 
@@ -74,10 +74,10 @@ pub fn record_upstream_metrics() {
 pub fn log_upstream_costs() {
     for (name, container) in &*CONTAINERS.lock().unwrap_or_else(PoisonError::into_inner) {
         let operations = container.counters.snapshot();
-        let requests: u64 = operations.iter().map(|operation| operation.requests).sum();
+        let requests: u64 = operations.iter().map(OperationSnapshot::sent).sum();
         let bytes: u64 = operations.iter().map(|operation| operation.bytes).sum();
         let of = |operation: UpstreamOperation| operations.iter().find(|counts| counts.operation == operation);
-        let requests_of = |operation| of(operation).map_or(0, |counts| counts.requests);
+        let requests_of = |operation| of(operation).map_or(0, OperationSnapshot::sent);
         tracing::info!(
             container = name,
             requests,

@@ -93,9 +93,9 @@ impl<S: HttpService> UpstreamService<S> {
         Self { inner, settings, bucket, counters }
     }
 
-    /// Returns the number of requests to the bucket that wait to be sent.
+    /// Returns the number of requests of this root that wait for their turn.
     pub(in crate::store::remote) fn waiting(&self) -> usize {
-        self.bucket.limit.snapshot().waiting
+        self.counters.waiting()
     }
 
     /// Returns the number of requests that may be in flight to the bucket now.
@@ -125,7 +125,7 @@ impl<S: HttpService> UpstreamService<S> {
             self.bucket.deposit(operation);
         }
         loop {
-            let permit = self.bucket.limit.acquire(context.deadline).await?;
+            let permit = self.acquire(context.deadline).await?;
             // Boxed, so that requests that wait take little memory.
             let attempt = Box::pin(self.attempt_or_hedge(&request, context, permit)).await;
             let Some(failure) = failure_of(&attempt) else { return attempt };
@@ -134,6 +134,16 @@ impl<S: HttpService> UpstreamService<S> {
             }
             self.counters.retry(operation);
         }
+    }
+
+    /// Waits until a request may be sent.
+    async fn acquire(&self, deadline: Instant) -> Result<ConcurrencyPermit, UpstreamFailure> {
+        let _waiting = self.counters.begin_waiting();
+        let permit = self.bucket.limit.acquire(deadline).await;
+        if permit.is_err() {
+            self.counters.hold_back();
+        }
+        permit
     }
 
     /// Waits until an operation that failed may be retried. Returns false if the failure is final.
@@ -224,7 +234,7 @@ impl<S: HttpService> UpstreamService<S> {
         let AnswerHead { parts, body, first, length, document, failure } = head?;
         // A client may read a long body slowly.
         let is_held = failure.is_none() && length.is_some_and(|length| length <= MAX_HELD_BODY_BYTES);
-        let permit = HeldPermit::new(is_held.then_some(permit));
+        let permit = HeldPermit::new(is_held.then_some(permit), &bucket.limit, &self.counters);
         let body = if failure.is_some() {
             body
         } else {

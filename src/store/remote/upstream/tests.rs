@@ -704,3 +704,60 @@ async fn a_future_that_is_polled_and_dropped_leaves_nothing() {
     }
     assert_eq!(fixture.store.sent(), 4);
 }
+
+#[tokio::test(start_paused = true)]
+async fn containers_in_a_bucket_count_their_own_waiting_requests_and_those_that_were_held_back() {
+    let busy = Arc::new(fixture_with(2, UpstreamSettings { timeout: TIMEOUT, hedge: false }, |_, _| {
+        Behaviour::Answer(Duration::from_secs(1), 100)
+    }));
+    let counters = Arc::new(UpstreamCounters::new("another test"));
+    let service = UpstreamService::new(
+        busy.store.clone(),
+        UpstreamSettings { timeout: TIMEOUT, hedge: false },
+        Arc::clone(&busy.upstream),
+        Arc::clone(&counters),
+    );
+    let other = Arc::new(Fixture {
+        store: busy.store.clone(),
+        upstream: Arc::clone(&busy.upstream),
+        counters: Arc::clone(&counters),
+        service,
+    });
+    let read = |fixture: &Arc<Fixture>| {
+        let fixture = Arc::clone(fixture);
+        tokio::spawn(async move { fixture.read().await.map(drop) })
+    };
+    let mut reads: Vec<_> = (0..2).map(|_| read(&busy)).collect();
+    tokio::task::yield_now().await;
+    reads.extend((0..5).map(|_| read(&other)));
+    sleep(millis(500)).await;
+    assert_eq!((busy.service.waiting(), other.service.waiting()), (0, 5));
+    let soon = UpstreamContext { deadline: Instant::now() + millis(100), ..context(UpstreamOperation::Get) };
+    other.service.execute(get(), &soon).await.unwrap_err();
+    assert_eq!((busy.counters.held_back(), other.counters.held_back()), (0, 1));
+    for read in reads {
+        read.await.unwrap().unwrap();
+    }
+    assert_eq!((busy.service.waiting(), other.service.waiting()), (0, 0));
+    busy.assert_nothing_is_held();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_read_on_needs_a_permit_but_does_not_wait_for_the_end_of_a_pause() {
+    let fixture = fixture_with(1, UpstreamSettings { timeout: TIMEOUT, hedge: false }, |_, _| {
+        Behaviour::Parts(200, vec![(millis(10), 100), (millis(10), 100)])
+    });
+    let first = fixture.call().await.unwrap();
+    first.permit.release();
+    let second = fixture.call().await.unwrap();
+    let failure = first.permit.hold(Instant::now() + millis(100)).await.unwrap_err();
+    assert_eq!((failure.kind, fixture.service.waiting()), (FailureKind::Throttled, 0));
+    second.permit.release();
+    fixture.upstream.limit.try_acquire().unwrap().throttled(Some(Duration::from_secs(5)));
+    let started = Instant::now();
+    first.permit.hold(started + TIMEOUT).await.unwrap();
+    assert_eq!((started.elapsed(), fixture.upstream.limit.snapshot().in_flight), (Duration::ZERO, 1));
+    assert_eq!(first.body.collect().await.unwrap().to_bytes().len(), 200);
+    drop(second);
+    fixture.assert_nothing_is_held();
+}
