@@ -320,7 +320,7 @@ pub struct MemoryConfig {
 pub struct SystemMemory {
     /// Number of bytes.
     pub bytes: u64,
-    /// What the number is the memory of.
+    /// Part of the system that has this memory.
     pub source: SystemMemorySource,
 }
 

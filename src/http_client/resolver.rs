@@ -17,7 +17,7 @@ use tower::Service;
 /// Number of names that are resolved at the same time. Each needs a thread until the system answers.
 static THREADS: Semaphore = Semaphore::const_new(16);
 
-/// Resolutions in progress. Each name is resolved once for all who wait for it, so that the requests to a host whose
+/// Resolutions in progress. Each name is resolved once for all waiting requests, so that the requests to a host whose
 /// resolution hangs keep one thread and not all.
 static IN_PROGRESS: Mutex<BTreeMap<String, Resolution>> = Mutex::new(BTreeMap::new());
 
@@ -65,7 +65,7 @@ pub(super) fn link_local_error(host: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
-/// Resolves a name, and shares the resolution with all who ask for the same name meanwhile.
+/// Resolves a name, and shares the resolution with all requests for the same name meanwhile.
 async fn resolve(name: String, system: fn(&str) -> io::Result<Vec<SocketAddr>>) -> Result<Vec<SocketAddr>, io::Error> {
     let running = in_progress().get(&name).cloned();
     let resolution = match running {
@@ -89,7 +89,7 @@ fn start(
     let (sender, receiver) = oneshot::channel();
     let host = name.clone();
     let work = move || {
-        // Those who ask after the answer cause a new resolution. The permit is held until the system answers. The entry
+        // A request after the answer starts a new resolution. The permit is held until the system answers. The entry
         // is removed even if the system's function panics.
         let entry = scopeguard::guard((host.clone(), permit), |(host, _)| drop(self::in_progress().remove(&host)));
         let resolved = system(&host).map_err(|error| (error.kind(), error.to_string()));
@@ -190,6 +190,11 @@ mod tests {
         }
         let slow: Vec<_> = (0..64).map(|_| tokio::spawn(resolve("slow.test".to_owned(), hanging))).collect();
         assert_eq!(resolve("other.test".to_owned(), working).await.unwrap().len(), 1);
+        while CALLS.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // The runtime has one thread and polls tasks in order, so all requests now wait for the resolution.
+        tokio::task::yield_now().await;
         IS_ANSWERED.store(true, Ordering::Relaxed);
         for request in slow {
             assert_eq!(request.await.unwrap().unwrap_err().kind(), io::ErrorKind::NotFound);
