@@ -63,13 +63,12 @@ impl ReadStats {
         etag_and_version: Option<(&str, u64)>,
         checked_at: u64,
     ) {
-        match etag_and_version {
-            Some((etag, version)) => self.fingerprint.add(position, etag, version),
-            None => {
-                self.missing += 1;
-                if let Some(holes) = &mut self.holes {
-                    holes.push(position.clone());
-                }
+        if let Some((etag, version)) = etag_and_version {
+            self.fingerprint.add(position, etag, version);
+        } else {
+            self.missing += 1;
+            if let Some(holes) = &mut self.holes {
+                holes.push(position.clone());
             }
         }
         self.oldest_check = Some(self.oldest_check.map_or(checked_at, |earlier| earlier.min(checked_at)));
@@ -191,7 +190,9 @@ pub(super) async fn compare_blocks(
         if uses_caches {
             let states;
             (states, batch) = cached_states(container, options, &slice.dataset, batch).await;
-            states.iter().for_each(|state| stats.count_state(state));
+            for state in &states {
+                stats.count_state(state);
+            }
         }
         let store = Arc::clone(&container.store);
         let dataset = Arc::clone(&slice.dataset);
@@ -208,7 +209,9 @@ pub(super) async fn compare_blocks(
         if !unknown.is_empty() {
             options.pend_if_nonblocking().await;
             let states = requested_states(container, &slice.dataset, unknown).await?;
-            states.iter().for_each(|state| stats.count_state(state));
+            for state in &states {
+                stats.count_state(state);
+            }
         }
     }
 }
