@@ -221,8 +221,8 @@ fn old_objects_are_revalidated_and_forgotten_ones_are_requested_again() {
     program.reload(&immutable(0));
     let slice = "/slice/a/v?start=131072&stop=131074&format=raw";
     let missing = "/b/w/0";
-    // The last one shows that the 404 of the one before was no outage.
-    for path in [path, slice, missing, "/b/v/0"] {
+    // The objects before and after the missing one show that its 404 was no outage.
+    for path in [path, slice, "/b/v/0", missing, "/b/v/1"] {
         program.get(path);
     }
     server.put(path, block(BLOCK, b'D'));
