@@ -76,6 +76,7 @@ fn a_directory_without_n5_is_named_at_the_start_and_served() {
     let mut started = Started::run(&format!("exec \"$0\" --port 0 {root}"), "/usr/bin:/bin");
     let port = started.port("http://127.0.0.1:");
     assert!(started.line().starts_with("serving "));
+    assert!(started.line().starts_with("memory limit "));
     let line = started.line();
     let expected = format!("nothing to serve was found in {root}: none of its 3 directories has the attributes.json");
     assert!(line.starts_with(&expected) && line.contains("Give the directory of an N5 container"), "{line}");
@@ -99,11 +100,11 @@ fn the_start_says_how_access_stands_and_the_log_warns_of_settings_without_effect
         ("--listen 0.0.0.0:0".to_owned(), "access: anyone who can reach this address can read everything"),
     ] {
         let mut started = Started::run(&format!("exec \"$0\" {arguments}"), "/usr/bin:/bin");
-        let lines = [(); 4].map(|()| started.line());
+        let lines = [(); 5].map(|()| started.line());
         assert!(lines.iter().any(|line| line.starts_with(expected)), "{lines:?}");
     }
     let mut started = Started::run("exec \"$0\" --port 0", "/usr/bin:/bin");
-    let lines = [(); 3].map(|()| started.line());
+    let lines = [(); 4].map(|()| started.line());
     assert!(!lines.iter().any(|line| line.starts_with("access")), "{lines:?}");
 
     let warning = "everyone can read everything without a token";
