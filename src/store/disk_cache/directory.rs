@@ -29,7 +29,7 @@ const DIRECTORY: &str = "n5-objects-1";
 /// Directory of files that are being written, and of directories that are being deleted.
 const TEMPORARY: &str = "tmp";
 
-/// Name of a file that tells backups to skip a cache (https://bford.info/cachedir/).
+/// Name of a file that tells backups to skip a cache (<https://bford.info/cachedir/>).
 const CACHE_TAG: &str = "CACHEDIR.TAG";
 
 /// Content of the file [`CACHE_TAG`].
