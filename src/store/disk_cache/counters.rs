@@ -1,4 +1,4 @@
-//! What the disk cache has done, for metrics.
+//! Counters of the disk cache, for metrics.
 
 use std::sync::atomic::AtomicU64;
 

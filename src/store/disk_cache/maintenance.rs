@@ -21,7 +21,7 @@ const COMMIT_TIME: Duration = Duration::from_secs(35);
 /// Number of bytes that are deleted before the thread looks at the limits again.
 const EVICTION_STEP_BYTES: u64 = 256 << 20;
 
-/// What the thread remembers between its rounds.
+/// State of the thread between its rounds.
 #[derive(Debug, Default)]
 struct Rounds {
     retry_at: Option<Instant>,
@@ -102,7 +102,7 @@ impl DiskCacheShared {
         self.distrusted_before.store(self.clock.now().saturating_add(1), Ordering::Relaxed);
         self.faults_in_a_row.iter().for_each(|faults| faults.store(0, Ordering::Relaxed));
         let mut state = lock(&self.maintenance);
-        // What remains of them is deleted when the directory is opened.
+        // The rest of them is deleted when the directory is opened.
         state.set_aside.clear();
         if rounds.ready_since.take().is_some_and(|since| since.elapsed() > MAX_OFF_TIME) {
             state.times_off = 0;

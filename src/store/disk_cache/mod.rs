@@ -4,7 +4,7 @@
 //! done by threads of the cache: `reader` on a disk pool with a short deadline, `writer` on two threads with bounded
 //! queues, `maintenance` on one thread. A request never waits for a write, and at most the deadline for a read.
 //!
-//! What is not stored: objects larger than 16 MiB, which are read in ranges, and the absence of objects.
+//! Objects larger than 16 MiB, which are read in ranges, are not stored, nor is the absence of objects.
 //! Absences are remembered for a minute, for which memory suffices; as files, each would take a block of 4 KiB.
 
 mod cached_store;

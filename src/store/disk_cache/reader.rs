@@ -71,7 +71,7 @@ struct OpenedEntry {
     age: Duration,
 }
 
-/// What is to be read.
+/// The object that a reader looks up.
 struct EntryRequest {
     identity: Arc<ContainerIdentity>,
     key: Key,

@@ -1,4 +1,4 @@
-//! What the threads of the disk cache share.
+//! State that the threads of the disk cache share.
 
 use std::fmt;
 use std::io;
@@ -54,7 +54,7 @@ impl DiskCacheLimits {
     }
 }
 
-/// What is done with the disk.
+/// A kind of work of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DiskAction {
     Read,
@@ -98,7 +98,7 @@ pub(super) struct UnreportedSpace {
     pub(super) since: Option<Instant>,
 }
 
-/// What the threads of the cache share.
+/// State that the threads of the cache share.
 pub(super) struct DiskCacheShared {
     pub(super) path: PathBuf,
     pub(super) limits: Mutex<DiskCacheLimits>,

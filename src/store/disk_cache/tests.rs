@@ -618,7 +618,7 @@ async fn the_kernel_sends_a_warm_object_once_this_process_has_checked_it() {
     bytes_of(&store, "v/0", 0).await.unwrap();
     assert_eq!(remote.requests(), [""; 0]);
     assert!(sent(&store, "v/0").unwrap() == expected);
-    // What another program has written is checked again.
+    // A file that another program has written is checked again.
     let path = &entry_files(directory.path())[0];
     let mut bytes = std::fs::read(path).unwrap();
     bytes[300_000] ^= 1;
